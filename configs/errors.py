@@ -1,0 +1,37 @@
+"""Mistakes of the user: the command line prints their message as one line and exits with 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A user's mistake. The message is one line: the value, its place and the remedy."""
+
+
+class ConfigError(UserError):
+    """A mistake in the configuration."""
+
+
+def first_of(problems: Iterable[str]) -> str | None:
+    """The first problem, with the number of the others; None when there is no problem."""
+    lines = [" ".join(problem.split()) for problem in problems]
+    if not lines:
+        return None
+    return lines[0] if len(lines) == 1 else f"{lines[0]} (and {len(lines) - 1} more)"
+
+
+def shown(value: object, *, max_characters: int = 60) -> str:
+    """The value for a message, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
+
+
+def suggestion(word: str, valid: Iterable[str], *, noun: str = "one") -> str:
+    """`did you mean X?` when a valid word is close, else the valid words."""
+    valid = sorted(valid)
+    close = get_close_matches(word, valid, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there is no {noun} here" if not valid else f"valid: {', '.join(valid)}"

@@ -1,0 +1,101 @@
+"""One line for each thing that pydantic finds wrong: the place, the key, the value, the remedy."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from configs.errors import shown, suggestion
+from configs.schema import RunConfig
+from configs.yaml_text import KeyPath
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
+    """`place: a.b: value: problem; remedy`."""
+    path = _user_path(error["loc"])
+    key, value = ".".join(path), error["input"]
+    head = f"{place_of(path)}: {key}"
+    if error["type"] == "extra_forbidden":
+        return f"{head}: unknown key (value {shown(value)}); {_closest_key(path)}"
+    if error["type"] == "missing":
+        return f"{head}: missing; give it a value"
+    if error["type"] == "literal_error":
+        return f"{head}: {shown(value)} is not offered; {_closest_value(value, error)}"
+    if error["type"] == "model_type":
+        return f"{head}: {shown(value)} is not valid: should be a section, a mapping of keys"
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        return f"{head}: {shown(value)} is not text; quote it"
+    problem = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{head}: {shown(value)} is not valid: {problem}"
+
+
+def _user_path(loc: tuple[int | str, ...]) -> KeyPath:
+    """The location as the user writes it: without pydantic's marker for a mapping's key."""
+    return tuple(str(part) for part in loc if part != "[key]")
+
+
+def _closest_key(path: KeyPath) -> str:
+    """The key that was probably meant: a near spelling here, or the same name elsewhere in the tree."""
+    section, above = section_at(path[:-1]), path[:-1]
+    if section is None:
+        return "remove it"
+    here = get_close_matches(path[-1], section.model_fields, n=1, cutoff=0.7)
+    if here:
+        return f"did you mean {'.'.join((*above, here[0]))}?"
+    elsewhere = [key for key in all_keys(RunConfig) if key.split(".")[-1] == path[-1]]
+    inside = [key for key in elsewhere if key.split(".")[: len(above)] == list(above)]
+    if inside or elsewhere:
+        return f"did you mean {(inside or elsewhere)[0]}?"
+    return f"valid here: {', '.join(section.model_fields)}"
+
+
+def _closest_value(value: object, error: ErrorDetails) -> str:
+    expected = str(error.get("ctx", {}).get("expected", ""))
+    valid = [word.strip("' ") for word in expected.replace(" or ", ", ").split(",")]
+    close = suggestion(str(value), valid)
+    return close if close.startswith("valid") else f"{close} valid: {', '.join(valid)}"
+
+
+def section_at(path: KeyPath) -> type[BaseModel] | None:
+    """The section class at a dotted place of the tree; None where there is none."""
+    section: type[BaseModel] | None = RunConfig
+    for part in path:
+        if section is None:
+            return None
+        if part in section.model_fields:
+            section = section_in(section.model_fields[part].annotation)
+        elif not _is_entry_of(section):
+            section = None
+    return section
+
+
+def _is_entry_of(section: type[BaseModel]) -> bool:
+    """A key or index of a mapping or list of sections, such as a pool's name."""
+    return section is not RunConfig
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section class that an annotation holds: itself, optional, or as the entries of a collection."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):
+        found = (section_in(argument) for argument in get_args(annotation))
+        return next((section for section in found if section is not None), None)
+    return None
+
+
+def all_keys(section: type[BaseModel], above: str = "") -> list[str]:
+    """Dotted names of every field below a section, shallow ones first."""
+    names = [f"{above}{name}" for name in section.model_fields]
+    for name, field in section.model_fields.items():
+        inner = section_in(field.annotation)
+        if inner is not None and get_origin(field.annotation) not in (tuple, list, dict):
+            names += all_keys(inner, f"{above}{name}.")
+    return sorted(names, key=lambda key: key.count("."))

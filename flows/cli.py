@@ -1,0 +1,239 @@
+"""The command line. Commands import what they do when they run: `--help` loads neither torch nor Prefect.
+
+Exit codes: 0 ok; 1 the run failed; 2 a mistake of the user (one line on stderr); 130 stopped by
+Ctrl-C or SIGTERM, can be resumed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from configs.errors import UserError
+from flows.commands.answer import OK, STOPPED, USER_ERROR, Answer, deliver
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 the run failed, 2 a mistake in what you gave (one line says which), "
+    "130 stopped by Ctrl-C or SIGTERM (go on with `hybridflow resume RUN`)."
+)
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What Typer raises for wrong options; its home differs between Typer's versions."""
+
+app = typer.Typer(
+    name="hybridflow",
+    help="RLHF on Prefect, Dask, torch FSDP2 and SGLang.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+rollouts_app = typer.Typer(no_args_is_help=True, help="Look at the rollouts of a run.")
+checkpoints_app = typer.Typer(no_args_is_help=True, help="List and export the checkpoints of a run.")
+app.add_typer(config_app, name="config")
+app.add_typer(rollouts_app, name="rollouts")
+app.add_typer(checkpoints_app, name="checkpoints")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a shipped preset.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set actor.optimizer.lr=1e-6. Repeatable."),
+]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, the name of a run (its newest), or `latest`.")
+]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are looked up by name.")]
+
+RUNS = Path("runs")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The exit code. A mistake of the user is one line on stderr; any other error keeps its traceback."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
+    except UserError as error:
+        return _complain(str(error))
+    except UsageError as error:
+        return _usage_error(error, given=sys.argv[1:] if args is None else args)
+    except typer.Abort:
+        return STOPPED
+    return code if isinstance(code, int) else OK
+
+
+def _complain(message: str) -> int:
+    print(f"hybridflow: {' '.join(message.split())}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _usage_error(error: Exception, *, given: Sequence[str]) -> int:
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if not message.strip():  # a group without a command: its help is printed already
+        return USER_ERROR
+    line = f"{str(message).strip().rstrip('.')}; see --help"
+    if "--json" in given:
+        import json
+
+        print(json.dumps({"error": line, "exit_code": USER_ERROR}))
+    return _complain(line)
+
+
+def _finish(code: int) -> None:
+    if code != OK:
+        raise typer.Exit(code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from flows.version import version
+
+        typer.echo(f"hybridflow {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog=EPILOG)
+def quickstart(
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Parent of the run directories.")] = RUNS,
+    json: Json = False,
+) -> None:
+    """Train a small model from scratch: SFT, a reward model, then PPO. Minutes on two CPU cores."""
+    from flows.commands import run as commands
+
+    _finish(deliver(lambda: commands.quickstart(output, quiet=json), as_json=json))
+
+
+@app.command(epilog=EPILOG)
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Parent of the run directory (sets `output`)."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say what would run, and stop.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a configuration. Ctrl-C stops at the next stage boundary; a second one at once."""
+    from flows.commands import run as commands
+
+    _finish(deliver(lambda: commands.run(config, overrides or (), output, dry_run=dry_run, quiet=json), as_json=json))
+
+
+@app.command(epilog=EPILOG)
+def resume(run: Run, overrides: Overrides = None, runs: Runs = RUNS, json: Json = False) -> None:
+    """Go on with a run that was stopped, killed, or given more iterations with --set."""
+    from flows.commands import run as commands
+
+    _finish(deliver(lambda: commands.resume(run, overrides or (), runs, quiet=json), as_json=json))
+
+
+@app.command()
+def ui(runs: Runs = RUNS, json: Json = False) -> None:
+    """Serve the Prefect UI of the runs in a folder until Ctrl-C."""
+
+    def start() -> Answer:
+        from flows.commands.ui import ui as command
+
+        return command(runs)
+
+    _finish(deliver(start, as_json=json))
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Say what this machine can do. Exits 0 when CPU runs work, else 1."""
+    from flows.commands.doctor import doctor as command
+
+    _finish(deliver(command, as_json=json))
+
+
+@config_app.command("check")
+def config_check(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """Look for mistakes without loading anything; exits 2 when there is one."""
+    from flows.commands import config as commands
+
+    _finish(deliver(lambda: commands.check(config, overrides or ()), as_json=json))
+
+
+@config_app.command("show")
+def config_show(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """Print every value after defaults, file and overrides."""
+    from flows.commands import config as commands
+
+    _finish(deliver(lambda: commands.show(config, overrides or ()), as_json=json))
+
+
+@config_app.command("schema")
+def config_schema(json: Json = False) -> None:
+    """Print the JSON schema of configuration files."""
+    from flows.commands import config as commands
+
+    _finish(deliver(commands.schema, as_json=json))
+
+
+@rollouts_app.command("ls")
+def rollouts_ls(run: Run, runs: Runs = RUNS, json: Json = False) -> None:
+    """List iterations: committed stages, rows, tokens, mean reward."""
+    from flows.commands import rollouts as commands
+
+    _finish(deliver(lambda: commands.ls(run, runs), as_json=json))
+
+
+@rollouts_app.command("show")
+def rollouts_show(
+    run: Run,
+    iteration: Annotated[int, typer.Option("--iteration", "-i", min=0, help="Which iteration, from 0.")],
+    prompt: Annotated[int | None, typer.Option("--prompt", "-p", help="Only this prompt, from 0.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="A row for every response token.")] = False,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Show samples: text, rewards, and with --json or --tokens every token's columns."""
+    from flows.commands import rollouts as commands
+
+    _finish(deliver(lambda: commands.show(run, runs, iteration=iteration, prompt=prompt, tokens=tokens), as_json=json))
+
+
+@checkpoints_app.command("ls")
+def checkpoints_ls(run: Run, runs: Runs = RUNS, json: Json = False) -> None:
+    """List committed checkpoints."""
+    from flows.commands import checkpoints as commands
+
+    _finish(deliver(lambda: commands.ls(run, runs), as_json=json))
+
+
+@checkpoints_app.command("export")
+def checkpoints_export(
+    run: Run,
+    destination: Annotated[Path, typer.Argument(metavar="DIR", help="An empty or new folder.")],
+    step: Annotated[int | None, typer.Option("--step", help="Which checkpoint; the latest if not given.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", help="Which model; actor (reward-model runs: reward) if not given."),
+    ] = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Write a model of a checkpoint as a Hugging Face directory."""
+    from flows.commands import checkpoints as commands
+
+    _finish(deliver(lambda: commands.export(run, runs, destination, step=step, role=role), as_json=json))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

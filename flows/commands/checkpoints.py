@@ -1,0 +1,84 @@
+"""checkpoints ls, checkpoints export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from configs.errors import UserError, suggestion
+from configs.schema import Role
+from flows.commands.answer import Answer, finite
+from flows.commands.tables import print_table
+from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def ls(name_or_path: str, runs: Path) -> Answer:
+    """Committed checkpoints with their step, size and the state saved with them."""
+    run = RunDirectory.resolve(name_or_path, runs)
+    rows = [_row(checkpoint) for checkpoint in CheckpointStore(run.checkpoints).committed()]
+    document = {"run": str(run.path), "checkpoints": rows}
+    return Answer(document=finite(document), show=lambda console: _show(console, run, rows))
+
+
+def _row(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "step": checkpoint.step,
+        "path": str(checkpoint.path),
+        "bytes": sum(size for size, _ in checkpoint.files.values()),
+        "state": dict(checkpoint.state),
+    }
+
+
+def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console.print(f"{run.path}: no committed checkpoint yet", markup=False)
+        return
+    cells = [(str(row["step"]), f"{row['bytes'] / 2**20:.1f}", row["path"]) for row in rows]
+    print_table(console, ("step", "MiB", "path"), cells, num_right=2)
+
+
+def export(name_or_path: str, runs: Path, destination: Path, *, step: int | None, role: str | None) -> Answer:
+    """Write one role of a checkpoint as a Hugging Face directory; no cluster is started."""
+    run = RunDirectory.resolve(name_or_path, runs)
+    config = run.config()
+    chosen = _role(role or ("reward" if config.algorithm == "reward_model" else "actor"))
+    _require_empty(destination)
+    store = CheckpointStore(run.checkpoints)
+    checkpoint = _checkpoint(store, run, step)
+    store.verify(checkpoint)
+    from workers.checkpoint_io import export_checkpoint
+
+    export_checkpoint(checkpoint.path, chosen, config, destination)
+    document = {"run": str(run.path), "step": checkpoint.step, "role": chosen, "path": str(destination)}
+    text = f"{chosen} of step {checkpoint.step} is in {destination}"
+    return Answer(document=document, show=lambda console: console.print(text, markup=False))
+
+
+def _role(name: str) -> Role:
+    roles: tuple[Role, ...] = get_args(Role)
+    for role in roles:
+        if role == name:
+            return role
+    raise UserError(f"--role {name}: there is no such role; {suggestion(name, roles)}")
+
+
+def _require_empty(destination: Path) -> None:
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(f"{destination}: exists and is not an empty folder; name another one")
+
+
+def _checkpoint(store: CheckpointStore, run: RunDirectory, step: int | None) -> Checkpoint:
+    committed = store.committed()
+    if not committed:
+        raise UserError(f"{run.path}: no committed checkpoint yet; `checkpoint.every` says when one is made")
+    if step is None:
+        return store.latest() or committed[-1]
+    for checkpoint in committed:
+        if checkpoint.step == step:
+            return checkpoint
+    steps = ", ".join(str(checkpoint.step) for checkpoint in committed)
+    raise UserError(f"--step {step}: {run.path} has no such checkpoint; there are {steps}")

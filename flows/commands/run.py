@@ -1,0 +1,116 @@
+"""run, resume, quickstart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.checks import check_config
+from configs.errors import UserError
+from configs.loader import apply_overrides, load_config, resolved
+from configs.schema import RunConfig
+from flows.commands.answer import OK, STOPPED, Answer, finite
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.run import RunSummary
+    from pipeline.trace import TracedCall
+
+
+def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry_run: bool, quiet: bool) -> Answer:
+    """Check the configuration, then run it (or say what would run)."""
+    config = load_config(name_or_path, overrides)
+    if output is not None:
+        config = config.model_copy(update={"output": str(output)})
+    check_config(config, source=name_or_path)
+    if dry_run:
+        return _plan(config)
+    from flows.run import run as run_flow
+
+    return _summary(run_flow(config, parent=Path(config.output), quiet=quiet))
+
+
+def resume(name_or_path: str, overrides: Sequence[str], runs: Path, *, quiet: bool) -> Answer:
+    """Go on with a run where it was left."""
+    from storage.run_directory import RunDirectory
+
+    directory = RunDirectory.resolve(name_or_path, runs)
+    check_config(apply_overrides(directory.config(), overrides), source=str(directory.config_json))
+    from flows.run import resume as resume_flow
+
+    return _summary(resume_flow(directory.path, tuple(overrides), quiet=quiet))
+
+
+def quickstart(output: Path, *, quiet: bool) -> Answer:
+    """SFT, reward model and PPO on a small model made from scratch."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output {output}: is a file; name a folder")
+    from flows.quickstart import quickstart as quickstart_flow
+
+    document = quickstart_flow(output, quiet=quiet)
+    stopped = document.get("status") == "stopped"
+    return Answer(document=finite(document), show=lambda _: None, exit_code=STOPPED if stopped else OK)
+
+
+def _summary(summary: RunSummary) -> Answer:
+    stopped = summary.status == "stopped"
+    return Answer(
+        document=finite(asdict(summary)),
+        show=lambda console: _show_summary(console, summary),
+        exit_code=STOPPED if stopped else OK,
+    )
+
+
+def _show_summary(console: Console, summary: RunSummary) -> None:
+    console.print(f"{summary.status}: {summary.iterations} iterations in {summary.run_dir}", markup=False)
+    if summary.status == "stopped":
+        console.print(f"go on with: hybridflow resume {summary.run_dir}", markup=False)
+    else:
+        console.print(f"look at it: hybridflow rollouts ls {summary.run_dir}", markup=False)
+
+
+def _plan(config: RunConfig) -> Answer:
+    from pipeline.trace import trace
+
+    calls = trace(config)
+    document = {
+        "dry_run": True,
+        "pools": _pools(config, calls),
+        "calls": [asdict(call) for call in calls],
+        "config": resolved(config),
+    }
+    return Answer(document=document, show=lambda console: _show_plan(console, config, calls))
+
+
+def _show_plan(console: Console, config: RunConfig, calls: list[TracedCall]) -> None:
+    training, data, rollout = config.training, config.data, config.rollout
+    lines = {
+        "algorithm": config.algorithm,
+        "iterations": f"{training.num_iterations}, a checkpoint every {config.checkpoint.every}",
+        "batch": f"{data.batch_size} x {rollout.num_samples} samples",
+        "updates": f"{training.num_epochs} x {training.num_mini_batches} (epochs x mini-batches)",
+        "data": f"{data.train.source} {data.train.path}" if data.train else "none",
+        "run directory": f"{config.output}/{config.name}-DATE-TIME",
+    }
+    for pool, what in _pools(config, calls).items():
+        lines[f"pool {pool}"] = f"{what['ranks']} ranks: {', '.join(what['roles'])}"
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        console.print(f"{name:<{width}}  {text}", markup=False)
+    console.print("calls of an iteration:")
+    for call in calls:
+        console.print(f"  {call.stage}  on {call.pool}", markup=False)
+    console.print("nothing was started (--dry-run)")
+
+
+def _pools(config: RunConfig, calls: list[TracedCall]) -> dict[str, dict[str, Any]]:
+    """Ranks of each pool, and the roles that the algorithm calls there."""
+    from pipeline.placement import pool_sizes
+
+    return {
+        pool: {"ranks": size, "roles": sorted({call.role for call in calls if call.pool == pool})}
+        for pool, size in pool_sizes(config).items()
+    }

@@ -1,0 +1,42 @@
+"""Tables and numbers for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], *, num_right: int = 0) -> None:
+    """A table whose first `num_right` columns are aligned to the right; text is printed as it is."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index < num_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def number(value: Any) -> str:
+    """A number in at most four digits after the point; empty for None."""
+    if value is None:
+        return ""
+    value = value.item() if hasattr(value, "item") else value
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def printable(text: str) -> str:
+    """Model output for a terminal: control characters, but for line ends and tabs, as escapes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def shorten(text: str, *, max_characters: int = 40) -> str:
+    """One line, cut to a readable length."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"

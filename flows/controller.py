@@ -1,0 +1,120 @@
+"""The single controller: executes stages on the ranks, commits what they made, keeps the order.
+
+    algorithm --call--> Models --StageSpec--> Controller.issue --Prefect task--> Controller.execute
+                                                 |                                    |
+                                            place in the pool's order        WorkerGroup.run on the ranks
+                                                                                      |
+                                  Committer (one writer of the store's metadata) <----+
+
+A column stage that the store shows is not computed again; a state stage always is, from the last
+checkpoint on, since the store keeps what it read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from configs.schema import RunConfig
+from flows.committer import Committer
+from flows.live_view import LiveView
+from flows.signals import StopRequest
+from flows.stage_tasks import run_stage_task
+from pipeline.adaptive_kl import AdaptiveKl
+from pipeline.placement import pool_of
+from pipeline.stages import STORE, StageOutcome, StageSpec
+from pipeline.turns import PoolTurns
+from storage.records import StageRecord
+from workers.worker_group import Ranks, RanksLost
+
+
+class StopRequested(Exception):
+    """The user asked to stop; raised at a stage boundary."""
+
+
+class Controller:
+    """Executes the stages of one run on one incarnation of its ranks.
+
+    versions: weights version of each trained role, as the ranks hold it.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        config: RunConfig,
+        ranks: Ranks,
+        committer: Committer,
+        turns: PoolTurns,
+        view: LiveView,
+        stop: StopRequest,
+        versions: dict[str, int],
+        kl: AdaptiveKl,
+    ) -> None:
+        self.run, self.config, self.ranks, self.committer, self.turns = run, config, ranks, committer, turns
+        self.view, self.stop, self.versions, self.kl = view, stop, versions, kl
+        self.outcomes: dict[int, dict[str, StageOutcome]] = {}
+        self._records: dict[int, Mapping[str, StageRecord]] = {}
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Look once at what the store has of this iteration; the controller is its only committer."""
+        self._records[iteration] = self.committer.store.stages(iteration)
+        self.outcomes[iteration] = {}
+        self.turns.begin_iteration(iteration)
+
+    async def end_iteration(self, iteration: int) -> dict[str, StageOutcome]:
+        """Close the iteration in every pool's order; returns its stages' outcomes."""
+        await self.turns.end_iteration(iteration)
+        del self._records[iteration]
+        return self.outcomes.pop(iteration)
+
+    async def issue(self, spec: StageSpec) -> StageOutcome:
+        """Take the stage's place in its pool's order, then run it as a Prefect task."""
+        self.turns.enter(pool_of(self.config, spec.call.role), (spec.key.iteration, spec.place))
+        outcome = await run_stage_task(self, spec)
+        self.outcomes[spec.key.iteration][spec.key.stage] = outcome
+        return outcome
+
+    async def execute(self, spec: StageSpec) -> StageOutcome:
+        """The stage's outcome: from the store when it was committed, else from the ranks."""
+        pool, turn = pool_of(self.config, spec.call.role), (spec.key.iteration, spec.place)
+        record = self._records[spec.key.iteration].get(spec.key.stage)
+        if record is not None and spec.call.kind == "column":
+            await self.turns.skip(pool, turn)
+            return outcome_of(record)
+        async with self.turns.turn(pool, turn):
+            if self.stop.requested:
+                raise StopRequested(f"stopped before {spec.key.name}")
+            if self.ranks.broken:
+                raise RanksLost(f"{spec.key.name}: not started, ranks were lost before it")
+            return await self._run(spec)
+
+    async def _run(self, spec: StageSpec) -> StageOutcome:
+        arguments = {**spec.arguments, **self._extra_arguments(spec)}
+        group = self.ranks.group(spec.call.role)
+        self.view.stage_started(spec.key.name)
+        started = time.perf_counter()
+        outcome = await group.run(spec, arguments=arguments, weights_version=self.versions.get(spec.call.role))
+        self.view.stage_finished(spec.key.name, time.perf_counter() - started)
+        if spec.call.kind == "state":
+            self.versions[spec.call.role] += 1
+        self.committer.submit(spec, outcome, arguments=arguments, group=group)
+        return outcome
+
+    def _extra_arguments(self, spec: StageSpec) -> dict[str, Any]:
+        return {"kl_coef": self.kl.coef} if spec.call.site == "actor.compute_advantages" else {}
+
+    async def settle(self) -> None:
+        """Wait until everything that was computed is committed."""
+        await self.committer.drain()
+
+
+def outcome_of(record: StageRecord) -> StageOutcome:
+    """What a committed stage gave, as if it had just run."""
+    return StageOutcome(
+        num_rows=record.num_rows,
+        columns=dict.fromkeys(record.columns, STORE),
+        metrics=record.metrics,
+        from_store=True,
+    )

@@ -1,0 +1,212 @@
+"""One execution of a run: restore, iterate, checkpoint; start over from the last checkpoint when
+ranks are lost. Resuming a run and recovering inside one are the same code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Client
+
+from configs.schema import RunConfig
+from flows.committer import Committer
+from flows.controller import Controller, StopRequested
+from flows.iteration_report import IterationReporter, iteration_metrics
+from flows.live_view import LiveView
+from flows.signals import StopRequest
+from flows.stage_tasks import CONTROLLERS, checkpoint_task
+from pipeline.adaptive_kl import AdaptiveKl
+from pipeline.algorithms import get_algorithm
+from pipeline.loop import run_iterations
+from pipeline.models import Models, gather
+from pipeline.placement import needs_model
+from pipeline.stages import RolloutsHandle, StageOutcome
+from pipeline.trace import calls_per_pool, roles_of, trace_async
+from pipeline.turns import PoolTurns
+from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+from workers.rank_actor import RankActor
+from workers.worker_group import Ranks, RanksLost
+
+logger = logging.getLogger(__name__)
+MAX_RECOVERIES = 3
+"""Rebuilds of the ranks without a new checkpoint in between, before the run gives up."""
+EVALUATED_BY = {"reward_model": "reward.evaluate"}
+NOT_EVALUATED = {"sft"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """status: completed or stopped; metrics: those of the last iteration."""
+
+    status: str
+    iterations: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class RunExecution:
+    """Executes one run inside its flow run."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        directory: RunDirectory,
+        client: Client,
+        view: LiveView,
+        stop: StopRequest,
+        actor_class: type[RankActor] = RankActor,
+    ) -> None:
+        self.actor_class = actor_class
+        self.config, self.directory, self.client, self.view, self.stop = config, directory, client, view, stop
+        self.name = directory.path.name
+        self.checkpoints = CheckpointStore(directory.checkpoints, keep_last=config.checkpoint.keep_last)
+        self.reporter = IterationReporter(directory=directory, config=config, view=view)
+        self.committer = Committer(RolloutStore(directory.rollouts))
+        self.done = 0
+        self.last_metrics: dict[str, Any] = {}
+
+    async def execute(self) -> RunResult:
+        """All remaining iterations. Raises UserError, RankError, or RanksLost after the last recovery."""
+        calls = await trace_async(self.config)
+        ranks = Ranks(
+            client=self.client,
+            config=self.config,
+            run_dir=self.directory.path,
+            roles=frozenset(roles_of(calls)),
+            actor_class=self.actor_class,
+        )
+        per_pool = calls_per_pool(calls)
+        try:
+            await ranks.build()
+            status = await self._recovering(ranks, dict(per_pool))
+        finally:
+            CONTROLLERS.pop(self.name, None)
+            await self.reporter.close()
+            await ranks.close()
+        return RunResult(status=status, iterations=self.done, metrics=self.last_metrics)
+
+    async def _recovering(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
+        recoveries, checkpoint_before = 0, -1
+        while True:
+            try:
+                return await self._attempt(ranks, per_pool)
+            except RanksLost as error:
+                newest = self._newest_step()
+                recoveries = recoveries + 1 if newest == checkpoint_before else 1
+                checkpoint_before = newest
+                if recoveries > MAX_RECOVERIES:
+                    raise
+                self.view.note(f"{error}; building the ranks again and going on from iteration {newest}")
+                logger.warning("recovery %d: %s", recoveries, error)
+                await self.committer.abandon()
+                await ranks.restart()
+
+    async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
+        controller = await self._restore(ranks, per_pool)
+        try:
+            await run_iterations(
+                lambda i: self._iteration(controller, i),
+                first=self.done,
+                end=self.config.training.num_iterations,
+                max_staleness=self.config.training.max_staleness,
+            )
+        except StopRequested as stopped:
+            self.view.note(f"{stopped}; everything computed is committed")
+            await controller.settle()
+            return "stopped"
+        await controller.settle()
+        return "completed"
+
+    async def _restore(self, ranks: Ranks, per_pool: dict[str, int]) -> Controller:
+        """A controller over ranks that hold the last committed checkpoint, or the initial weights."""
+        newest = self.checkpoints.latest()
+        trained = self._trained(ranks)
+        state = dict(newest.state) if newest is not None else {}
+        versions = dict.fromkeys(trained, 0)
+        versions |= {r: 0 for r in ranks.roles if needs_model(self.config, r)}
+        if newest is not None:
+            versions |= await ranks.load(newest.path, sorted(trained))
+        self.done = newest.step if newest is not None else 0
+        kl = self.config.kl
+        controller = Controller(
+            run=self.name,
+            config=self.config,
+            ranks=ranks,
+            committer=self.committer,
+            turns=PoolTurns(per_pool),
+            view=self.view,
+            stop=self.stop,
+            versions=versions,
+            kl=AdaptiveKl(coef=float(state.get("kl_coef", kl.coef)), target=kl.target, horizon=kl.horizon),
+        )
+        CONTROLLERS[self.name] = controller
+        return controller
+
+    def _trained(self, ranks: Ranks) -> set[str]:
+        updates = {"actor", "critic"} if self.config.algorithm != "reward_model" else {"reward"}
+        return {role for role in ranks.roles if role in updates}
+
+    def _newest_step(self) -> int:
+        newest = self.checkpoints.latest()
+        return newest.step if newest is not None else 0
+
+    async def _iteration(self, controller: Controller, iteration: int) -> None:
+        started = time.perf_counter()
+        controller.begin_iteration(iteration)
+        models = Models(run=self.name, iteration=iteration, config=self.config, execute=controller.issue)
+        try:
+            await self._stages(models, iteration)
+        finally:
+            await asyncio.gather(*models.stages, return_exceptions=True)
+            outcomes = await controller.end_iteration(iteration)
+        self._update_kl(controller, outcomes)
+        metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
+        self.last_metrics = metrics
+        self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())
+        if (iteration + 1) % self.config.checkpoint.every == 0 or iteration + 1 == self.config.training.num_iterations:
+            await checkpoint_task(self, controller, iteration + 1)
+        self.done = iteration + 1
+
+    async def _stages(self, models: Models, iteration: int) -> None:
+        prompts = RolloutsHandle(iteration)
+        if iteration == 0:
+            await self._evaluate(models, prompts)
+        await get_algorithm(self.config.algorithm).function(models, prompts)
+        await gather(*models.stages)
+        every = self.config.evaluation.every
+        if every and ((iteration + 1) % every == 0 or iteration + 1 == self.config.training.num_iterations):
+            await self._evaluate(models, prompts)
+
+    async def _evaluate(self, models: Models, prompts: RolloutsHandle) -> None:
+        config = self.config
+        if not config.evaluation.every or config.data.validation is None or config.algorithm in NOT_EVALUATED:
+            return
+        site = EVALUATED_BY.get(config.algorithm, "actor.evaluate")
+        sampling = {
+            "temperature": config.evaluation.temperature,
+            "num_samples": config.evaluation.num_samples,
+        }
+        await models.call(site, prompts, **sampling)
+
+    def _update_kl(self, controller: Controller, outcomes: dict[str, StageOutcome]) -> None:
+        outcome = outcomes.get("actor.compute_advantages")
+        if outcome is not None and "kl" in outcome.metrics:
+            controller.kl = controller.kl.updated(outcome.metrics["kl"], outcome.num_rows)
+
+    async def save_checkpoint(self, controller: Controller, step: int) -> Checkpoint:
+        """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
+        await controller.settle()
+        aside = await asyncio.to_thread(self.checkpoints.begin, step)
+        versions = await controller.ranks.save(aside, sorted(self._trained(controller.ranks)))
+        state = {
+            "iteration": step,
+            "versions": versions,
+            "kl_coef": controller.kl.coef,
+            "seed": self.config.seed,
+        }
+        return await asyncio.to_thread(self.checkpoints.commit, step, state)

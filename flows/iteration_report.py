@@ -1,0 +1,89 @@
+"""What is said of an iteration: metrics to every sink, one Prefect artifact, a line in the view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from configs.schema import RunConfig
+from flows.artifacts import publish_iteration
+from flows.live_view import LiveView
+from flows.sinks import MetricsSinks
+from pipeline.stages import StageOutcome
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+
+
+def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -> dict[str, Any]:
+    """All stages' metrics, the time of each stage (s) and tokens/s (prompt and response tokens of
+    the batch over the iteration's time, as in the paper's section 8)."""
+    metrics: dict[str, Any] = {}
+    for stage, outcome in outcomes.items():
+        metrics.update(outcome.metrics)
+        if not outcome.from_store:
+            metrics[f"time/{stage}"] = outcome.seconds
+    metrics.pop("seconds", None)
+    metrics["time/iteration"] = seconds
+    metrics["stages_from_store"] = sum(outcome.from_store for outcome in outcomes.values())
+    if metrics.get("tokens_total"):
+        metrics["tokens_per_second"] = metrics["tokens_total"] / seconds
+    return metrics
+
+
+class IterationReporter:
+    """Publishes behind the loop's back, one iteration at a time, in order."""
+
+    def __init__(self, *, directory: RunDirectory, config: RunConfig, view: LiveView) -> None:
+        self._directory, self._config, self._view = directory, config, view
+        self._sinks = MetricsSinks(directory, config)
+        self._last: asyncio.Task[None] | None = None
+
+    def publish(
+        self,
+        iteration: int,
+        metrics: Mapping[str, Any],
+        outcomes: Mapping[str, StageOutcome],
+        *,
+        committed: asyncio.Task[None] | None,
+    ) -> None:
+        """Report an iteration once its stages are committed and the one before is reported."""
+        self._view.iteration_finished(iteration, metrics)
+        self._last = asyncio.create_task(self._publish(self._last, iteration, metrics, outcomes, committed))
+
+    async def _publish(
+        self,
+        before: asyncio.Task[None] | None,
+        iteration: int,
+        metrics: Mapping[str, Any],
+        outcomes: Mapping[str, StageOutcome],
+        committed: asyncio.Task[None] | None,
+    ) -> None:
+        if before is not None:
+            await before
+        if committed is not None:
+            await asyncio.wait({committed})
+            if committed.cancelled() or committed.exception() is not None:
+                return  # the committer raises it; an iteration that is not committed is not reported
+        await asyncio.to_thread(self._sinks.log, iteration, metrics)
+        if self._config.logging.artifacts:
+            seconds = {stage: outcome.seconds for stage, outcome in outcomes.items() if not outcome.from_store}
+            best, worst = await asyncio.to_thread(self._extremes, iteration, outcomes)
+            await publish_iteration(self._directory.path.name, iteration, metrics, seconds, best, worst)
+
+    def _extremes(self, iteration: int, outcomes: Mapping[str, StageOutcome]) -> tuple[str, str]:
+        """The samples with the highest and the lowest reward."""
+        if not any("reward" in outcome.columns for outcome in outcomes.values()):
+            return "", ""
+        batch = RolloutStore(self._directory.rollouts).read(iteration, columns=("reward", "prompt_text", "text"))
+        reward = batch["reward"]
+        best, worst = int(np.argmax(reward)), int(np.argmin(reward))
+        return tuple(f"{batch['prompt_text'][i]}{batch['text'][i]} ({reward[i]:.3f})" for i in (best, worst))  # type: ignore[return-value]
+
+    async def close(self) -> None:
+        """Wait for the last report and close the sinks."""
+        if self._last is not None:
+            await self._last
+        self._sinks.close()

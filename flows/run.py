@@ -1,0 +1,135 @@
+"""Runs: from a configuration to a finished run directory, and on from an unfinished one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from configs.checks import check_config
+from configs.errors import UserError
+from configs.loader import apply_overrides
+from configs.schema import RunConfig
+from flows.execution import RunExecution
+from flows.live_view import LiveView
+from flows.logs import controller_log
+from flows.prefect_client import client_settings, configured_api_url
+from flows.prefect_server import LocalPrefectServer
+from flows.signals import StopRequest
+from pipeline.placement import pool_sizes
+from storage.run_directory import RunDirectory
+from workers.cluster import dask_client
+
+PREFECT_HOME = ".prefect"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How a run ended. status: completed, or stopped (committed and resumable)."""
+
+    run_dir: str
+    status: str
+    iterations: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What several runs may share: a Prefect server and a Dask cluster. Runs go one after the other."""
+
+    client: Client
+    stop: StopRequest
+    parent: Path
+    quiet: bool
+
+    async def run(self, config: RunConfig) -> RunSummary:
+        """Run a configuration to its end, or to the user's stop."""
+        return await self._execute(RunDirectory.create(config, self.parent), config)
+
+    async def resume(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
+        """Go on with a run at its first uncommitted stage."""
+        return await self._execute(directory, config)
+
+    async def _execute(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
+        from flows.alignment import run_flow
+
+        with (
+            controller_log(directory.logs),
+            LiveView(config.training.num_iterations, quiet=self.quiet) as view,
+        ):
+            execution = RunExecution(config=config, directory=directory, client=self.client, view=view, stop=self.stop)
+            result = await run_flow(execution)
+        return RunSummary(
+            run_dir=str(directory.path),
+            status=result.status,
+            iterations=result.iterations,
+            metrics=result.metrics,
+        )
+
+
+@asynccontextmanager
+async def session(config: RunConfig, *, parent: Path, num_workers: int, quiet: bool = False) -> AsyncIterator[Session]:
+    """Start what runs need: a local Prefect server, unless PREFECT_API_URL names one, and Dask."""
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        # both take seconds to come up; Dask's client must be made in this task's own context
+        starting = asyncio.ensure_future(stack.enter_async_context(_prefect(parent)))
+        try:
+            client = await stack.enter_async_context(dask_client(config, num_workers=num_workers))
+        finally:
+            server = await starting
+        if server is not None:
+            stack.enter_context(client_settings(server))
+        yield Session(client=client, stop=stop, parent=parent, quiet=quiet)
+
+
+@asynccontextmanager
+async def _prefect(parent: Path) -> AsyncIterator[str | None]:
+    """API URL of a server of our own; None where the user's environment names one."""
+    if configured_api_url() is not None:
+        yield None
+        return
+    async with LocalPrefectServer(parent / PREFECT_HOME) as server:
+        yield server.api_url
+
+
+def ranks_needed(config: RunConfig) -> int:
+    """Ranks, and so Dask workers, of a run."""
+    return sum(pool_sizes(config).values())
+
+
+def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -> RunSummary:
+    """Run a configuration. Raises UserError for a user's mistake, before anything is started."""
+    check_config(config)
+    parent = parent or Path(config.output)
+
+    async def go() -> RunSummary:
+        async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=quiet) as open_session:
+            return await open_session.run(config)
+
+    return asyncio.run(go())
+
+
+def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
+    """Go on with a run. Raises UserError when there is nothing to resume."""
+    directory = RunDirectory.open(run_dir)
+    config = apply_overrides(directory.config(), overrides)
+    check_config(config)
+
+    async def go() -> RunSummary:
+        parent = directory.path.parent
+        async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=quiet) as open_session:
+            return await open_session.resume(directory, config)
+
+    return asyncio.run(go())
+
+
+__all__ = ["RunSummary", "Session", "UserError", "ranks_needed", "resume", "run", "session"]

@@ -1,0 +1,63 @@
+"""Ctrl-C and SIGTERM: the first stops the run at the next stage boundary, the second ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_INTERRUPTED = 130
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class StopRequest:
+    """A context manager for the main thread, inside or outside an event loop; the old handlers come back.
+
+    `note` gets one sentence per signal, in the signal handler: it must not wait for what the main thread
+    holds. It may be replaced while the context is open; None: a line on stderr.
+    """
+
+    def __init__(self, note: Callable[[str], None] | None = None) -> None:
+        self.note = note or _print_note
+        self._requested = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """True after the first signal: start no further stage."""
+        return self._requested.is_set()
+
+    def __enter__(self) -> Self:
+        # signal.signal, not loop.add_signal_handler: the second signal must work while the loop is blocked.
+        self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.requested:
+            self.note(f"{name} again: ending now; committed stages are kept")
+            _end_now()
+        self._requested.set()
+        self.note(f"{name}: stopping after the running stages, which are committed; again to end at once")
+
+
+def _print_note(text: str) -> None:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
+
+
+def _end_now() -> None:
+    """Leave without unwinding: a broken collective or a full pipe could hold every `finally` up."""
+    if os.isatty(2):
+        os.write(2, _SHOW_CURSOR.encode())
+    os._exit(EXIT_INTERRUPTED)

@@ -1,0 +1,72 @@
+"""RLHF algorithms as short functions over models (the paper's Figures 1 and 6).
+
+An algorithm is written once, runs over any placement, and is traced for its dataflow graph
+(`pipeline.trace`). Register one with `register_algorithm`, or name it `module:function` or
+`path/to/file.py:function` in the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pipeline.models import Models, gather
+from pipeline.registry import Registry
+from pipeline.stages import Prompts, RolloutsHandle
+
+AlgorithmFunction = Callable[[Models, Prompts], Awaitable[RolloutsHandle]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """A registered algorithm: its function and the batch that an iteration takes from the data."""
+
+    name: str
+    function: AlgorithmFunction
+
+
+ALGORITHMS: Registry[AlgorithmFunction] = Registry("algorithm")
+
+
+def get_algorithm(name: str) -> Algorithm:
+    """The algorithm registered as `name`, or imported from `module:function`."""
+    return Algorithm(name=name, function=ALGORITHMS.get(name))
+
+
+@ALGORITHMS.register("ppo")
+async def ppo(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """PPO (Schulman et al. 2017) with generalised advantage estimation; the paper's Figure 1."""
+    rollouts = await models.actor.generate_sequences(prompts)
+    await gather(models.critic.compute_values(rollouts),
+                 models.actor.compute_log_prob(rollouts),
+                 models.reference.compute_log_prob(rollouts),
+                 models.reward.compute_reward(rollouts))  # fmt: skip
+    await models.compute_advantages(rollouts, estimator="gae")
+    await gather(models.critic.update_critic(rollouts), models.actor.update_actor(rollouts, loss="clipped"))
+    return rollouts
+
+
+@ALGORITHMS.register("grpo")
+async def grpo(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """GRPO (Shao et al. 2024, arXiv 2402.03300): the group's mean reward is the baseline; no critic."""
+    rollouts = await models.actor.generate_sequences(prompts)
+    await gather(models.actor.compute_log_prob(rollouts),
+                 models.reference.compute_log_prob(rollouts),
+                 models.reward.compute_reward(rollouts))  # fmt: skip
+    await models.compute_advantages(rollouts, estimator="group")
+    await models.actor.update_actor(rollouts, loss="clipped")
+    return rollouts
+
+
+@ALGORITHMS.register("sft")
+async def sft(models: Models, batch: Prompts) -> RolloutsHandle:
+    """Supervised fine-tuning: the negative log-likelihood of the responses."""
+    sequences = await models.actor.load_sequences(batch)
+    return await models.actor.update_actor(sequences, loss="sft")
+
+
+@ALGORITHMS.register("reward_model")
+async def reward_model(models: Models, batch: Prompts) -> RolloutsHandle:
+    """Reward model by the Bradley-Terry likelihood of preference pairs (Ouyang et al. 2022)."""
+    pairs = await models.reward.load_pairs(batch)
+    return await models.reward.update_reward(pairs, loss="bradley_terry")

@@ -1,0 +1,89 @@
+"""The primitive calls of an RLHF iteration (the paper's Table 4) as one table.
+
+A call belongs to a role, goes to that role's ranks by a transfer protocol, reads columns of the
+rollouts and either adds columns (a *column* stage) or takes weights from one version to the next
+(a *state* stage).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["column", "state"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """One row of the table.
+
+    reads and writes name columns (`pipeline.rollouts`); a name ending in `?` is read where it
+    exists. `new_rows` marks calls whose result has rows of its own.
+    """
+
+    role: str
+    method: str
+    kind: Kind
+    protocol: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    new_rows: bool = False
+
+    @property
+    def site(self) -> str:
+        """`role.method`, the call site's name."""
+        return f"{self.role}.{self.method}"
+
+
+GENERATED = (
+    "token_ids", "response_mask", "rollout_log_probs", "policy_version",
+    "prompt_id", "group", "sample", "prompt_length", "response_length",
+    "finish_reason", "prompt_text", "text", "answer",
+)  # fmt: skip
+LOADED = (
+    "token_ids",
+    "response_mask",
+    "prompt_id",
+    "group",
+    "sample",
+    "prompt_length",
+    "response_length",
+    "prompt_text",
+    "text",
+)
+SEQUENCES = ("token_ids", "response_mask", "group", "prompt_length")
+POLICY_INPUTS = (*SEQUENCES, "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?")
+
+CALLS: dict[str, ModelCall] = {
+    call.site: call
+    for call in (
+        ModelCall(role="actor", method="generate_sequences", kind="column", protocol="3D_ALL_MICRO_DP",
+                  writes=GENERATED, new_rows=True),
+        ModelCall(role="actor", method="load_sequences", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
+        ModelCall(role="reward", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
+        ModelCall(role="actor", method="compute_log_prob", kind="column", protocol="DP_PROTO",
+                  reads=SEQUENCES, writes=("log_probs", "entropy")),
+        ModelCall(role="reference", method="compute_log_prob", kind="column", protocol="DP_PROTO",
+                  reads=SEQUENCES, writes=("ref_log_probs",)),
+        ModelCall(role="critic", method="compute_values", kind="column", protocol="DP_PROTO",
+                  reads=SEQUENCES, writes=("values",)),
+        ModelCall(role="reward", method="compute_reward", kind="column", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("reward",)),
+        ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
+                  reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?"),
+                  writes=("token_rewards", "advantages", "returns")),
+        ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
+        ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "values", "returns")),
+        ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO"),
+        ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
+        ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),
+    )
+}  # fmt: skip
+
+
+def register_call(call: ModelCall) -> None:
+    """Add a call of one's own; raises ValueError when the site is taken."""
+    if call.site in CALLS:
+        raise ValueError(f"the call {call.site} is registered already")
+    CALLS[call.site] = call

@@ -1,0 +1,28 @@
+"""Which rows an iteration trains on: a pure function of its number, so there is no cursor to save or lose."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.random import permutation
+from pipeline.rollouts import Array
+
+
+def num_batches(num_rows: int, batch_size: int) -> int:
+    """Batches of an epoch; the last one may be short. Raises ValueError when a number is not positive."""
+    if num_rows < 1 or batch_size < 1:
+        raise ValueError(f"no batches of {batch_size} out of {num_rows} rows; both must be at least 1")
+    return -(-num_rows // batch_size)
+
+
+def batch_rows(num_rows: int, batch_size: int, iteration: int, seed: int, shuffle: bool) -> Array:
+    """int64 rows of this iteration (from 0); each epoch holds every row exactly once.
+
+    Epoch e is iterations e * num_batches to (e + 1) * num_batches - 1. With shuffle its order is a
+    permutation drawn from (seed, epoch).
+    """
+    if iteration < 0:
+        raise ValueError(f"iteration is {iteration}; the first one is 0")
+    epoch, batch = divmod(iteration, num_batches(num_rows, batch_size))
+    order = permutation(num_rows, seed, "epoch", epoch) if shuffle else np.arange(num_rows, dtype=np.int64)
+    return order[batch * batch_size : (batch + 1) * batch_size]

@@ -1,0 +1,142 @@
+"""What an algorithm is written against: the models of a run, whose calls return awaitables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from configs.schema import RunConfig
+from pipeline.calls import CALLS
+from pipeline.stages import Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
+
+Execute = Callable[[StageSpec], Coroutine[Any, Any, StageOutcome]]
+T = TypeVar("T")
+
+
+class Models:
+    """The models of one iteration.
+
+    Every call takes its place in the iteration's order when it is made, not when it runs, and is
+    handed to `execute`: the flow's tasks, the tracer, or a test.
+    """
+
+    def __init__(self, *, run: str, iteration: int, config: RunConfig, execute: Execute) -> None:
+        self.run, self.iteration, self.config = run, iteration, config
+        self._execute = execute
+        self._place = 0
+        self._occurrences: Counter[str] = Counter()
+        self.stages: list[asyncio.Task[RolloutsHandle]] = []
+        self.actor = Actor(self)
+        self.critic = Critic(self)
+        self.reference = Reference(self)
+        self.reward = Reward(self)
+
+    def call(self, site: str, rollouts: RolloutsHandle, **arguments: Any) -> asyncio.Task[RolloutsHandle]:
+        """Issue the call registered as `site`; the result is the handle with the new columns.
+
+        Raises KeyError when no such call is registered.
+        """
+        call = CALLS[site]
+        key = StageKey(run=self.run, iteration=self.iteration, site=site, occurrence=self._occurrences[site])
+        self._occurrences[site] += 1
+        self._place += 1
+        target = RolloutsHandle(self.iteration) if call.new_rows else rollouts
+        spec = StageSpec(key=key, call=call, place=self._place, rollouts=rollouts.ref(), arguments=arguments)
+        task = asyncio.ensure_future(self._run(spec, target))
+        task.set_name(key.name)
+        self.stages.append(task)
+        return task
+
+    async def _run(self, spec: StageSpec, target: RolloutsHandle) -> RolloutsHandle:
+        target.add(await self._execute(spec))
+        return target
+
+    async def compute_advantages(self, rollouts: RolloutsHandle, *, estimator: str) -> RolloutsHandle:
+        """Numeric, no forward pass (Table 4); runs on one rank of the actor's pool, beside the columns."""
+        return await self.call(
+            "actor.compute_advantages", rollouts, estimator=self.config.advantage.estimator or estimator
+        )
+
+
+class _Role:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+
+class Actor(_Role):
+    """The policy."""
+
+    def generate_sequences(self, prompts: Prompts, **sampling: Any) -> Awaitable[RolloutsHandle]:
+        """Auto-regressive generation; `num_samples` responses for every prompt."""
+        return self._models.call("actor.generate_sequences", prompts, **sampling)
+
+    def load_sequences(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
+        """Rows of the data set as sequences (supervised fine-tuning)."""
+        return self._models.call("actor.load_sequences", batch)
+
+    def compute_log_prob(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One forward pass: the log-probabilities that the losses call old.
+
+        With `rollout.recompute_log_probs: false` the engine's stand in for them and nothing runs.
+        """
+        if not self._models.config.rollout.recompute_log_probs:
+            return _ready(rollouts)
+        return self._models.call("actor.compute_log_prob", rollouts)
+
+    def update_actor(self, rollouts: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:
+        """Forward, backward and optimizer steps over the rollouts."""
+        return self._models.call("actor.update_actor", rollouts, loss=self._models.config.loss.policy or loss)
+
+
+class Critic(_Role):
+    """The value model."""
+
+    def compute_values(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One forward pass: the value before every response token."""
+        return self._models.call("critic.compute_values", rollouts)
+
+    def update_critic(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """Squared error on the returns."""
+        return self._models.call("critic.update_critic", rollouts, loss="value")
+
+
+class Reference(_Role):
+    """The frozen policy."""
+
+    def compute_log_prob(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One forward pass; nothing runs where no KL term needs it."""
+        if self._models.config.kl.placement == "none":
+            return _ready(rollouts)
+        return self._models.call("reference.compute_log_prob", rollouts)
+
+
+class Reward(_Role):
+    """The reward model, reward functions, or both."""
+
+    def load_pairs(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
+        """Preference pairs: rows 2i (chosen) and 2i + 1 (rejected)."""
+        return self._models.call("reward.load_pairs", batch)
+
+    def compute_reward(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One score per sequence, and its parts."""
+        return self._models.call("reward.compute_reward", rollouts)
+
+    def update_reward(self, pairs: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:
+        """Forward, backward and optimizer steps over the pairs."""
+        return self._models.call("reward.update_reward", pairs, loss=loss)
+
+
+async def _ready(rollouts: RolloutsHandle) -> RolloutsHandle:
+    return rollouts
+
+
+async def gather(*calls: Awaitable[T]) -> list[T]:
+    """All results, in order. When one fails the others are still waited for, so that no call of a
+    failed iteration is left running on the ranks; then the first error is raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

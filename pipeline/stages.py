@@ -1,0 +1,89 @@
+"""Stages: one model call of one iteration, its key, and the small handles that pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.calls import ModelCall
+
+STORE = "store"
+"""Location of a column that is read from the rollout store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageKey:
+    """(run, iteration, call site, occurrence). The incarnation of the ranks is no part of it."""
+
+    run: str
+    iteration: int
+    site: str
+    occurrence: int = 0
+
+    @property
+    def stage(self) -> str:
+        """Name within the iteration; a second call at the same site is `site#1`."""
+        return self.site if self.occurrence == 0 else f"{self.site}#{self.occurrence}"
+
+    @property
+    def name(self) -> str:
+        """Name that people see, such as `actor.update_actor[12]`."""
+        return f"{self.stage}[{self.iteration}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsRef:
+    """What travels instead of a payload: which columns of an iteration exist, and where.
+
+    columns: column name to the address of the Dask worker that made it, or `STORE`.
+    """
+
+    iteration: int
+    num_rows: int
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """One stage to execute: all that a task needs to know, small enough for any wire."""
+
+    key: StageKey
+    call: ModelCall
+    place: int
+    rollouts: ColumnsRef
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutcome:
+    """What a stage gave: where its columns are, and its metrics.
+
+    from_store: the stage had been committed before and was not computed again.
+    """
+
+    num_rows: int
+    columns: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    from_store: bool = False
+
+
+class RolloutsHandle:
+    """The controller's handle on one iteration's rollouts; columns appear as stages end."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.num_rows = 0
+        self.columns: dict[str, str] = {}
+
+    def ref(self) -> ColumnsRef:
+        return ColumnsRef(iteration=self.iteration, num_rows=self.num_rows, columns=dict(self.columns))
+
+    def add(self, outcome: StageOutcome) -> None:
+        self.num_rows = outcome.num_rows
+        self.columns.update(outcome.columns)
+
+
+Prompts = RolloutsHandle
+"""An iteration's batch of data set rows; which rows is a function of the iteration."""

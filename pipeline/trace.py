@@ -1,0 +1,73 @@
+"""The dataflow graph of an algorithm: its function run once over symbolic models.
+
+The planner and the documentation read the graph, and the loop learns from it how many calls of an
+iteration a pool will see. What an iteration executes never depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from configs.schema import RunConfig
+from pipeline.algorithms import get_algorithm
+from pipeline.calls import Kind
+from pipeline.models import Models
+from pipeline.placement import pool_of
+from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCall:
+    """One call of an iteration: stage name, model, pool, kind, and the columns it reads and writes."""
+
+    stage: str
+    role: str
+    pool: str
+    kind: Kind
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def trace(config: RunConfig) -> list[TracedCall]:
+    """The calls of one iteration, in the order in which the algorithm makes them."""
+    return asyncio.run(trace_async(config))
+
+
+async def trace_async(config: RunConfig) -> list[TracedCall]:
+    """`trace` for callers that are in an event loop already."""
+    calls: list[TracedCall] = []
+
+    async def record(spec: StageSpec) -> StageOutcome:
+        calls.append(traced(spec, config))
+        return StageOutcome(num_rows=1, columns=dict.fromkeys(spec.call.writes, "trace"))
+
+    models = Models(run="trace", iteration=0, config=config, execute=record)
+    await get_algorithm(config.algorithm).function(models, RolloutsHandle(0))
+    return calls
+
+
+def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
+    """What a stage reads, of the columns that exist, and writes."""
+    present = spec.rollouts.columns
+    reads = tuple(name.rstrip("?") for name in spec.call.reads if not name.endswith("?") or name[:-1] in present)
+    return TracedCall(
+        stage=spec.key.stage,
+        role=spec.call.role,
+        pool=pool_of(config, spec.call.role),
+        kind=spec.call.kind,
+        reads=reads,
+        writes=spec.call.writes,
+    )
+
+
+def calls_per_pool(calls: list[TracedCall]) -> Mapping[str, int]:
+    """Calls of one iteration that each pool will see."""
+    return Counter(call.pool for call in calls)
+
+
+def roles_of(calls: list[TracedCall]) -> set[str]:
+    """Roles that the algorithm calls."""
+    return {call.role for call in calls}

@@ -1,0 +1,1 @@
+"""Rollouts in Zarr, checkpoints, the run directory and reports."""

@@ -1,0 +1,214 @@
+"""Checkpoints on disk: written aside, committed by a rename, verified by size and checksum.
+
+    checkpoints/00000010/manifest.json    step, state, and size and crc32c of every other file
+    checkpoints/00000020.tmp/             being written, or left by a kill: never listed
+
+There is no "latest" marker that could be missing or wrong: the committed folders are the list.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from storage.atomic import atomic_write, fsync_path, fsync_tree, make_folder, remove_tree, writing
+from storage.errors import StorageError
+from storage.jsonable import jsonable
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+# `.replaced`: an older checkpoint of the step, moved aside while a new one takes its name.
+COMMITTED = re.compile(r"(\d{8,})(\.replaced)?")
+BLOCK_BYTES = 8 * 1024 * 1024
+CHECKSUM_THREADS = 4
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint. state: what the controller saved with it (cursor, KL coefficient, versions)."""
+
+    step: int
+    path: Path
+    state: Mapping[str, Any]
+    files: Mapping[str, tuple[int, int]]
+    """Size and crc32c by path relative to `path`."""
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The checkpoints of one run. keep_last: how many committed ones stay on the disk."""
+
+    root: Path
+    keep_last: int = 2
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write the step into; removes what earlier, uncommitted writes left."""
+        root = Path(self.root)
+        with writing(root):
+            make_folder(root)
+            for leftover in root.glob("*.tmp"):
+                remove_tree(leftover)
+            self._restore()
+            aside = self._aside(step)
+            aside.mkdir()
+        return aside
+
+    def commit(self, step: int, state: Mapping[str, Any]) -> Checkpoint:
+        """Make the step's folder a checkpoint, durably, then remove those beyond `keep_last`.
+
+        A checkpoint of the same step is replaced. Raises StorageError when `begin` was not called or the
+        disk refuses, TypeError when the state is not JSON.
+        """
+        aside, final = self._aside(step), self._final(step)
+        if not aside.is_dir():
+            raise StorageError(f"{aside} is not there: begin({step}) must come before commit({step})")
+        with writing(final):
+            files = _measure(aside)
+            atomic_write(aside / MANIFEST, _manifest(step, state, files))
+            fsync_tree(aside)
+            self._rename(aside, final)
+        self._retain()
+        return Checkpoint(step=step, path=final, state=_read_manifest(final)["state"], files=files)
+
+    def committed(self) -> list[Checkpoint]:
+        """Committed checkpoints by step, ascending; a damaged manifest is passed over with a warning."""
+        found = []
+        for _, path in sorted(self._folders().items()):
+            try:
+                manifest = _read_manifest(path)
+            except StorageError as error:
+                logger.warning("checkpoint passed over: %s", error)
+                continue
+            files = {name: (entry["bytes"], entry["crc32c"]) for name, entry in manifest["files"].items()}
+            found.append(Checkpoint(step=manifest["step"], path=path, state=manifest["state"], files=files))
+        return found
+
+    def latest(self) -> Checkpoint | None:
+        """The newest committed checkpoint that verifies; damaged ones are passed over with a warning."""
+        for checkpoint in reversed(self.committed()):
+            try:
+                self.verify(checkpoint)
+            except StorageError as error:
+                logger.warning("checkpoint passed over: %s", error)
+                continue
+            return checkpoint
+        return None
+
+    def verify(self, checkpoint: Checkpoint) -> None:
+        """Raises StorageError, naming the file, when one is missing, truncated or altered."""
+        for name, (size, _) in checkpoint.files.items():
+            path = checkpoint.path / name
+            if not path.is_file():
+                raise StorageError(f"{path} is missing from a committed checkpoint")
+            if path.stat().st_size != size:
+                raise StorageError(f"{path} has {path.stat().st_size} bytes, {size} were committed")
+        for name, measured in _checksums(checkpoint.path, list(checkpoint.files)).items():
+            if measured != checkpoint.files[name][1]:
+                raise StorageError(f"{checkpoint.path / name} does not match its checksum; the file is damaged")
+
+    def _aside(self, step: int) -> Path:
+        return Path(self.root) / f"{step:08d}.tmp"
+
+    def _final(self, step: int) -> Path:
+        return Path(self.root) / f"{step:08d}"
+
+    def _folders(self) -> dict[int, Path]:
+        """Committed folders by step. One moved aside counts only while its replacement is not there."""
+        found: dict[int, Path] = {}
+        for path in sorted(Path(self.root).glob("*"), reverse=True):
+            match = COMMITTED.fullmatch(path.name)
+            if match and path.is_dir():
+                found[int(match[1])] = path
+        return found
+
+    def _rename(self, aside: Path, final: Path) -> None:
+        replaced = final.with_name(f"{final.name}.replaced")
+        if final.exists():
+            self._discard(replaced)
+            os.rename(final, replaced)
+        os.rename(aside, final)
+        fsync_path(final.parent)
+        self._discard(replaced)
+
+    def _restore(self) -> None:
+        """Give a checkpoint that was moved aside its name back, when its replacement never came."""
+        for replaced in Path(self.root).glob("*.replaced"):
+            final = replaced.with_suffix("")
+            if final.exists():
+                self._discard(replaced)
+            else:
+                os.rename(replaced, final)
+
+    def _retain(self) -> None:
+        folders = self._folders()
+        for step in sorted(folders)[: -self.keep_last]:
+            self._discard(folders[step])
+
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint so that a kill in the middle leaves none that looks whole."""
+        if path.exists():
+            doomed = path.with_name(f"{path.name}.tmp")
+            remove_tree(doomed)
+            os.rename(path, doomed)
+            remove_tree(doomed)
+
+
+def _measure(folder: Path) -> dict[str, tuple[int, int]]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST]
+    checksums = _checksums(folder, names)
+    return {name: ((folder / name).stat().st_size, checksums[name]) for name in names}
+
+
+def _checksums(folder: Path, names: list[str]) -> dict[str, int]:
+    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
+        return dict(zip(names, pool.map(lambda name: file_checksum(folder / name), names), strict=True))
+
+
+def file_checksum(path: Path) -> int:
+    """crc32c of a file's bytes."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            value = int(google_crc32c.extend(value, block))
+    return value
+
+
+def _manifest(step: int, state: Mapping[str, Any], files: Mapping[str, tuple[int, int]]) -> str:
+    body = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "state": jsonable(state),
+        "files": {name: {"bytes": size, "crc32c": crc} for name, (size, crc) in files.items()},
+    }
+    return json.dumps({**body, "crc32c": _body_checksum(body)}, indent=1)
+
+
+def _body_checksum(body: Mapping[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(body, sort_keys=True).encode()))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is missing or damaged ({error})") from error
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise StorageError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}")
+    body = {name: value for name, value in document.items() if name != "crc32c"}
+    if document.get("crc32c") != _body_checksum(body):
+        raise StorageError(f"{path} does not match its own checksum; the file is damaged")
+    return body

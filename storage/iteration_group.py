@@ -1,0 +1,107 @@
+"""The `zarr.json` of one iteration: which stages are committed, and the metadata of their arrays.
+
+Replacing this one file is what commits a stage. Arrays that it does not name are not there for a reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from storage.atomic import atomic_write
+from storage.errors import StorageError
+from storage.jsonable import jsonable
+from storage.records import ArrayRecord, StageRecord
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationGroup:
+    """run, iteration, committed stages in commit order, and Zarr metadata by array name."""
+
+    run: str
+    iteration: int
+    stages: Mapping[str, StageRecord] = field(default_factory=dict)
+    array_metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, ArrayRecord]:
+        """Every committed array, by column name (`offsets` included)."""
+        return {array.name: array for record in self.stages.values() for array in record.arrays}
+
+    def with_stage(self, record: StageRecord, array_metadata: Mapping[str, Any]) -> IterationGroup:
+        return replace(
+            self,
+            stages={**self.stages, record.stage: record},
+            array_metadata={**self.array_metadata, **array_metadata},
+        )
+
+
+def load_group(folder: Path) -> IterationGroup | None:
+    """The committed state of an iteration's folder; None when nothing is committed.
+
+    Raises StorageError when the file is damaged or of another format version.
+    """
+    path = folder / "zarr.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON ({error}); the file is damaged") from error
+    attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
+    if "format_version" not in attributes:
+        # `zarr.open_group` creates an empty group where a stage was being written: nothing of ours is in it.
+        return None
+    return _from_attributes(path, attributes, document)
+
+
+def _from_attributes(path: Path, attributes: dict[str, Any], document: dict[str, Any]) -> IterationGroup:
+    version = attributes["format_version"]
+    if version != FORMAT_VERSION:
+        raise StorageError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; use its program")
+    if attributes.get("crc32c") != _attributes_checksum(attributes):
+        raise StorageError(f"{path} does not match its own checksum; the file is damaged")
+    try:
+        metadata = document["consolidated_metadata"]["metadata"]
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"{path} has lost its consolidated metadata; the file is damaged") from error
+    return IterationGroup(
+        run=attributes["run"],
+        iteration=attributes["iteration"],
+        stages={name: StageRecord.from_json(record) for name, record in attributes["stages"].items()},
+        array_metadata=metadata,
+    )
+
+
+def save_group(folder: Path, group: IterationGroup) -> None:
+    """Replace the iteration's `zarr.json`: the moment of a commit."""
+    attributes: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "run": group.run,
+        "iteration": group.iteration,
+        "stages": jsonable({name: record.to_json() for name, record in group.stages.items()}),
+    }
+    document = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {**attributes, "crc32c": _attributes_checksum(attributes)},
+        "consolidated_metadata": {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": dict(group.array_metadata),
+        },
+    }
+    atomic_write(folder / "zarr.json", json.dumps(document))
+
+
+def _attributes_checksum(attributes: Mapping[str, Any]) -> int:
+    """crc32c of our attributes in canonical JSON; attributes that a user added are left out."""
+    ours = {name: attributes.get(name) for name in ("format_version", "run", "iteration", "stages")}
+    return int(google_crc32c.value(json.dumps(ours, sort_keys=True).encode()))

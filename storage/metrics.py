@@ -1,0 +1,85 @@
+"""metrics.jsonl: one line of numbers per iteration, the run's record for plots and people.
+
+A line is flushed to the operating system, not to the disk: the store is the truth, and what a power cut
+takes is logged again when the iteration is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import writing
+from storage.errors import StorageError
+from storage.jsonable import jsonable
+
+
+class MetricsLog:
+    """Appends to a metrics file; an iteration that is in it is not logged again.
+
+    Opening drops a last line that a kill tore. Raises StorageError when a line before it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._drop_torn_line()
+        self._iterations = {int(line["iteration"]) for line in read_metrics(self.path) if "iteration" in line}
+
+    @property
+    def last_iteration(self) -> int | None:
+        """The highest iteration logged; None when there is none."""
+        return max(self._iterations, default=None)
+
+    def __contains__(self, iteration: int) -> bool:
+        return iteration in self._iterations
+
+    def append(self, iteration: int, metrics: Mapping[str, Any]) -> bool:
+        """Log an iteration; False, and nothing written, when it is already there.
+
+        Values that are not finite are written as null: JSON has no NaN.
+        """
+        if iteration in self._iterations:
+            return False
+        line = json.dumps({"iteration": iteration, **jsonable(metrics)}, allow_nan=False)
+        with writing(self.path):
+            # A disk that was full may have left half of the line before.
+            self._drop_torn_line()
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        self._iterations.add(iteration)
+        return True
+
+    def _drop_torn_line(self) -> None:
+        if not self.path.exists():
+            return
+        with open(self.path, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) in (b"\n", b""):
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every whole line, in file order; empty when there is no file. A last line without its end is left out.
+
+    Raises StorageError naming file and line for one that is not a JSON object.
+    """
+    if not Path(path).exists():
+        return []
+    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise StorageError(f"{path} line {number} is not JSON ({error}); remove the line") from error
+    if not isinstance(document, dict):
+        raise StorageError(f"{path} line {number} is not a JSON object; remove the line")
+    return document

@@ -1,0 +1,230 @@
+"""Rollouts on disk: one Zarr group per iteration, committed stage by stage.
+
+    rollouts/00000012/zarr.json                    names what is committed; replaced by rename
+    rollouts/00000012/token_ids/{zarr.json,c/0}    one array per column
+    rollouts/00000012/.pending/STAGE/ATTEMPT/      written by a rank, unseen until a commit moves it
+
+Any rank writes; the controller alone commits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipeline.rollouts import Array, Rollouts
+from storage.arrays import checksum
+from storage.atomic import fsync_path, make_folder, remove_tree, writing
+from storage.columns import read_columns, write_columns
+from storage.errors import StorageError
+from storage.iteration_group import IterationGroup, load_group, save_group
+from storage.records import ArrayRecord, StageManifest, StageRecord
+
+PENDING = ".pending"
+
+
+@dataclass(frozen=True)
+class RolloutStore:
+    """The rollouts of one run.
+
+    root: the run directory's `rollouts`. run: its name in the attributes; None: the folder above.
+    """
+
+    root: Path
+    run: str | None = None
+
+    def folder(self, iteration: int) -> Path:
+        """The iteration's Zarr group."""
+        return Path(self.root) / f"{iteration:08d}"
+
+    def iterations(self) -> list[int]:
+        """Iterations with at least one committed stage, ascending."""
+        folders = Path(self.root).glob("[0-9]" * 8)
+        return sorted(int(folder.name) for folder in folders if load_group(folder) is not None)
+
+    def stages(self, iteration: int) -> dict[str, StageRecord]:
+        """Committed stages in the order of their commits; empty when there are none."""
+        group = load_group(self.folder(iteration))
+        return dict(group.stages) if group else {}
+
+    def write(self, iteration: int, stage: str, columns: Rollouts, *, new_rows: bool, attempt: str) -> StageManifest:
+        """Write a stage's columns where no reader sees them; on return they are on the disk.
+
+        new_rows: the stage brings the iteration's rows, so that `columns.offsets` is stored too.
+        attempt: unique per attempt; what an earlier try under the same name left is replaced.
+        Raises StorageError when the disk refuses or a column cannot be stored.
+        """
+        place = self._pending(iteration, stage) / quote(attempt, safe="")
+        with writing(place):
+            remove_tree(place)
+            make_folder(place)
+            attributes = {"stage": stage, "attempt": attempt}
+            arrays = write_columns(place, columns, new_rows=new_rows, attributes=attributes)
+            fsync_path(place)
+        return StageManifest(
+            iteration=iteration,
+            stage=stage,
+            attempt=attempt,
+            new_rows=new_rows,
+            num_rows=columns.num_rows,
+            num_tokens=columns.num_tokens,
+            offsets_crc32c=checksum(columns.offsets),
+            arrays=arrays,
+        )
+
+    def commit(
+        self,
+        iteration: int,
+        manifest: StageManifest,
+        *,
+        kind: str = "column",
+        arguments: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make a written stage visible, whole or not at all; committing it again does nothing.
+
+        Raises StorageError when the stage's rows are not the iteration's, a column belongs to another
+        stage, or the written arrays are gone.
+        """
+        if iteration != manifest.iteration:
+            raise ValueError(f"manifest of iteration {manifest.iteration} committed to {iteration}")
+        folder = self.folder(iteration)
+        with writing(folder), _locked(folder):
+            group = self._group(iteration)
+            if manifest.stage not in group.stages:
+                _check_fits(folder, group, manifest)
+                metadata = self._move_into_place(manifest)
+                record = StageRecord(
+                    stage=manifest.stage,
+                    kind=kind,
+                    arguments=dict(arguments or {}),
+                    metrics=dict(metrics or {}),
+                    committed_at=_now(),
+                    attempt=manifest.attempt,
+                    num_rows=manifest.num_rows,
+                    arrays=manifest.arrays,
+                )
+                save_group(folder, group.with_stage(record, metadata))
+            # A late writer of a fenced attempt may still add files here; what resists removal stays unseen.
+            shutil.rmtree(self._pending(iteration, manifest.stage), ignore_errors=True)
+
+    def log_state_stage(
+        self,
+        iteration: int,
+        stage: str,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Log an update: an entry without arrays. A replay of the update replaces its entry."""
+        folder = self.folder(iteration)
+        record = StageRecord(
+            stage=stage,
+            kind="state",
+            arguments=dict(arguments or {}),
+            metrics=dict(metrics or {}),
+            committed_at=_now(),
+        )
+        with writing(folder), _locked(folder):
+            group = self._group(iteration)
+            if stage in group.stages and group.stages[stage].arrays:
+                raise StorageError(f"{folder}: stage {stage!r} is committed with columns; it is no update")
+            save_group(folder, group.with_stage(record, {}))
+
+    def read(
+        self,
+        iteration: int,
+        columns: Sequence[str] | None = None,
+        rows: Array | Sequence[int] | None = None,
+        verify: bool = True,
+    ) -> Rollouts:
+        """Committed columns of an iteration (None: all) for these rows, in this order (None: all).
+
+        Counts and file sizes are always checked; verify: crc32c as well. Raises StorageError, naming the
+        file or column, for anything missing or damaged.
+        """
+        folder = self.folder(iteration)
+        group = load_group(folder)
+        if group is None or "offsets" not in group.arrays:
+            raise StorageError(f"{folder} has no committed rollouts")
+        rollouts = read_columns(folder, group, columns, verify=verify)
+        return rollouts if rows is None else rollouts.select(rows)
+
+    def _group(self, iteration: int) -> IterationGroup:
+        run = Path(self.root).resolve().parent.name if self.run is None else self.run
+        return load_group(self.folder(iteration)) or IterationGroup(run=run, iteration=iteration)
+
+    def _pending(self, iteration: int, stage: str) -> Path:
+        return self.folder(iteration) / PENDING / quote(stage, safe="")
+
+    def _move_into_place(self, manifest: StageManifest) -> dict[str, Any]:
+        """Move each array to its final name; returns their Zarr metadata.
+
+        An array already there is this attempt's own (an earlier commit was cut off) or what another
+        attempt left uncommitted, and is then replaced.
+        """
+        folder = self.folder(manifest.iteration)
+        place = self._pending(manifest.iteration, manifest.stage) / quote(manifest.attempt, safe="")
+        for record in manifest.arrays:
+            source, target = place / record.array, folder / record.array
+            if source.is_dir():
+                remove_tree(target)
+                os.rename(source, target)
+        fsync_path(folder)
+        return {record.array: _array_metadata(folder, record, manifest) for record in manifest.arrays}
+
+
+def _array_metadata(folder: Path, record: ArrayRecord, manifest: StageManifest) -> Any:
+    path = folder / record.array / "zarr.json"
+    try:
+        metadata = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError) as error:
+        raise StorageError(f"{path} is missing or damaged; stage {manifest.stage!r} must be written again") from error
+    if metadata["attributes"]["attempt"] != manifest.attempt:
+        raise StorageError(
+            f"{folder / record.array} is not of attempt {manifest.attempt!r}; "
+            f"stage {manifest.stage!r} must be written again"
+        )
+    return metadata
+
+
+def _check_fits(folder: Path, group: IterationGroup, manifest: StageManifest) -> None:
+    owners = {array.array: record.stage for record in group.stages.values() for array in record.arrays}
+    for record in manifest.arrays:
+        if record.array in owners:
+            raise StorageError(
+                f"{folder}: stage {manifest.stage!r} brings column {record.name!r}, "
+                f"which stage {owners[record.array]!r} has committed"
+            )
+    if manifest.new_rows:
+        return
+    offsets = group.arrays.get("offsets")
+    if offsets is None:
+        raise StorageError(f"{folder}: stage {manifest.stage!r} adds columns, but no stage has committed rows")
+    if (offsets.count, offsets.crc32c) != (manifest.num_rows + 1, manifest.offsets_crc32c):
+        raise StorageError(
+            f"{folder}: the columns of stage {manifest.stage!r} are for {manifest.num_rows} rows and "
+            f"{manifest.num_tokens} tokens that are not the {offsets.count - 1} committed rows"
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One commit at a time in an iteration: threads of the controller, or a controller that lingers."""
+    make_folder(folder)
+    with open(folder / ".commit.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

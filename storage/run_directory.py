@@ -1,0 +1,167 @@
+"""A run is a directory: everything about it, and all that a resume needs.
+
+config.json     the resolved configuration      metrics.jsonl   one line per iteration
+config.yaml     what the user stated            rollouts/       Zarr, one group per iteration
+checkpoints/    DCP                             logs/ exports/ plots/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from configs.schema import RunConfig
+from storage.atomic import atomic_write, fsync_path, make_folder, remove_tree, writing
+from storage.errors import StorageError
+
+FOLDERS = ("rollouts", "checkpoints", "logs", "exports", "plots")
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run; `create` and `open` are the ways to get one."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls,
+        config: RunConfig,
+        parent: Path | str,
+        *,
+        given: str | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> RunDirectory:
+        """Make `parent/NAME-YYYYmmdd-HHMMSS` (`-2`, `-3`, ... where taken) and point `latest` at it.
+
+        given: the user's YAML with overrides applied, for config.yaml; None: the fields that are set.
+        Raises StorageError when the disk refuses.
+        """
+        with writing(Path(parent)):
+            make_folder(Path(parent))
+            run = cls(_claim(Path(parent).resolve(), f"{config.name}-{now():%Y%m%d-%H%M%S}"))
+            for folder in FOLDERS:
+                (run.path / folder).mkdir()
+            stated = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+            atomic_write(run.config_yaml, stated if given is None else given)
+            # Last: a folder with a config.json is a whole run directory.
+            atomic_write(run.config_json, config.model_dump_json(indent=2) + "\n")
+            fsync_path(run.path.parent)
+            _point_latest(run.path)
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """An existing run; raises StorageError when the path is not one."""
+        run = cls(Path(path).resolve())
+        if not run.path.is_dir():
+            raise StorageError(f"{path} is not a directory; `hybridflow run` prints where a run is")
+        if not run.config_json.is_file():
+            raise StorageError(f"{path} is not a run directory: it has no config.json")
+        return run
+
+    @classmethod
+    def resolve(cls, name_or_path: str, parent: Path | str = "runs") -> RunDirectory:
+        """A run by its path, its folder's name under `parent`, or its name (the newest run of that name).
+
+        `latest` is the run that was started last. Raises StorageError listing the runs there are.
+        """
+        for candidate in (Path(name_or_path), Path(parent) / name_or_path):
+            if candidate.is_dir() and (candidate / "config.json").is_file():
+                return cls.open(candidate)
+        runs = cls.runs(parent)
+        named = [run for run in runs if run.name == name_or_path]
+        if named:
+            return named[-1]
+        if Path(name_or_path).exists():
+            return cls.open(name_or_path)
+        known = ", ".join(run.path.name for run in runs[-5:]) or "none"
+        raise StorageError(f"no run {name_or_path!r}: not a run directory, nor a name under {parent} (newest: {known})")
+
+    @classmethod
+    def runs(cls, parent: Path | str = "runs") -> list[RunDirectory]:
+        """Run directories under `parent`, oldest first."""
+        files = [path for path in Path(parent).glob("*/config.json") if not path.parent.is_symlink()]
+        return [cls(path.parent.resolve()) for path in sorted(files, key=lambda p: p.stat().st_mtime_ns)]
+
+    def config(self) -> RunConfig:
+        """The resolved configuration; raises StorageError when it does not fit this program."""
+        try:
+            return RunConfig.model_validate_json(self.config_json.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = str(error).replace("\n", " ")
+            raise StorageError(f"{self.config_json} cannot be used: {reason}") from error
+
+    @property
+    def name(self) -> str:
+        """The configured name: the folder's without its time."""
+        return _split(self.path.name)
+
+    @property
+    def config_json(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def exports(self) -> Path:
+        return self.path / "exports"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+
+def _claim(parent: Path, name: str) -> Path:
+    """Make a new folder; two runs that start in the same second get different ones."""
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
+def _split(folder: str) -> str:
+    parts = folder.split("-")
+    for end in range(len(parts) - 1, 0, -1):
+        if parts[end].isdigit() and len(parts[end]) == 6 and len(parts[end - 1]) == 8:
+            return "-".join(parts[: end - 1])
+    return folder
+
+
+def _point_latest(path: Path) -> None:
+    link, aside = path.parent / LATEST, path.parent / f".{LATEST}.{os.getpid()}.tmp"
+    if link.exists() and not link.is_symlink():
+        return
+    remove_tree(aside)
+    aside.symlink_to(path.name)
+    os.replace(aside, link)

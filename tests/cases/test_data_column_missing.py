@@ -1,0 +1,85 @@
+"""Fault 28: a data set lacks a column, and the run dies minutes later with a KeyError."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.data_files import Kind, data_problems
+from configs.errors import UserError
+from configs.schema import DataConfig, RunConfig
+from tests.workers.test_data_source import word_tokenizer
+from workers.data_source import PairSource, PromptSource, SequenceSource
+
+SOURCES: dict[Kind, type[PromptSource | SequenceSource | PairSource]] = {
+    "prompts": PromptSource,
+    "sequences": SequenceSource,
+    "pairs": PairSource,
+}
+ROW = {"prompt": "a", "question": "a", "reply": "b"}
+
+
+def data(tmp_path: Path, suffix: str, row: dict[str, str]) -> dict[str, Any]:
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    return {"train": {"path": str(path)}}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("kind", "column"), [("sequences", "response"), ("pairs", "chosen")])
+def test_check_and_source_name_file_column_and_what_was_found(
+    tmp_path: Path, suffix: str, kind: Kind, column: str
+) -> None:
+    settings = data(tmp_path, suffix, ROW)
+    checked = next(iter(data_problems(DataConfig.model_validate(settings), "train", kind)))
+    with pytest.raises(UserError) as error:
+        SOURCES[kind](RunConfig.model_validate({"data": settings}), word_tokenizer(), split="train")
+    for message in (checked, str(error.value)):
+        assert "\n" not in message
+        for part in (f"rows.{suffix}", f"'{column}'", f"data.{column}_column", "question", "reply"):
+            assert part in message
+
+
+def test_a_column_missing_in_a_later_row_names_the_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
+    config = RunConfig.model_validate({"data": {"train": {"path": str(path)}}})
+    with pytest.raises(UserError, match=r"row 2 has no column 'prompt'.*'promt'"):
+        PromptSource(config, word_tokenizer(), split="train")
+
+
+def test_the_command_ends_in_one_line_under_two_seconds(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    settings = {
+        "algorithm": "grpo",
+        "actor": {"path": "organisation/some-model"},
+        "rewards": {"functions": [{"path": "length"}]},
+        "rollout": {"num_samples": 4},
+        "data": data(tmp_path, "jsonl", {"question": "a"}),
+    }
+    config.write_text(yaml.safe_dump(settings))
+    started = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", str(config)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert time.monotonic() - started < 2
+    assert run.returncode == 2, run.stderr
+    lines = run.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert "rows.jsonl" in lines[0] and "'prompt'" in lines[0] and "question" in lines[0]

@@ -1,0 +1,251 @@
+"""Every mistake ends in one line that holds the place, the value and the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from configs.checks import check_config
+from configs.errors import ConfigError
+from configs.loader import load_config
+from configs.schema import RunConfig
+from tests.configs.trees import write_good
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """overrides: what the user gives. parts: what the line has to hold: place, value, remedy."""
+
+    overrides: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
+def mistake(*overrides: str, line: tuple[str, ...]) -> Mistake:
+    return Mistake(overrides, line)
+
+
+WRONG_VALUES = [
+    mistake("rollout.num_sample=4", line=("--set rollout.num_sample=4", "unknown key", "4", "rollout.num_samples?")),
+    mistake("actor.lr=1e-6", line=("actor.lr", "1e-06", "did you mean actor.optimizer.lr?")),
+    mistake("lr=1e-6", line=("lr", "did you mean actor.optimizer.lr?")),
+    mistake("kl.zzz=1", line=("kl.zzz", "valid here: placement, estimator, coef")),
+    mistake("resources.pools.a.rank=2", line=("resources.pools.a.rank", "2", "resources.pools.a.ranks?")),
+    mistake("rewards.functions.0.wieght=2", line=("rewards.functions.0.wieght", "rewards.functions.0.weight?")),
+    mistake("rewards.functions.7.weight=2", line=("'7'", "list of 1", "whole list")),
+    mistake("kl.estimator=k4", line=("kl.estimator", "'k4'", "k1, k2, k3")),
+    mistake("loss.aggregation=tokenmean", line=("loss.aggregation", "'tokenmean'", "did you mean token_mean?")),
+    mistake("resources.placement={actr: main}", line=("resources.placement.actr", "did you mean actor?")),
+    mistake("actor.optimizer.lr=-1", line=("actor.optimizer.lr", "-1", "greater than 0")),
+    mistake("actor.optimizer.lr=fast", line=("actor.optimizer.lr", "'fast'", "valid number")),
+    mistake("actor.optimizer.lr=.nan", line=("actor.optimizer.lr", "nan", "finite")),
+    mistake("actor.optimizer.betas=[0.9]", line=("actor.optimizer.betas.1", "missing", "give it a value")),
+    mistake("rollout.top_p=0", line=("rollout.top_p", "0", "greater than 0")),
+    mistake("rollout=3", line=("rollout", "3", "a section")),
+    mistake("seed=1.5", line=("seed", "1.5", "valid integer")),
+    mistake("name=a/b", line=("name", "'a/b'", "usable as a folder name")),
+    mistake("name=7", line=("name", "7", "quote")),
+    mistake("seed", line=("--set seed", "KEY=VALUE")),
+    mistake("=3", line=("--set =3", "KEY=VALUE")),
+    mistake("seed=[1", line=("--set seed=[1", "not valid YAML", "check quotes")),
+    mistake("algorithm.x=1", line=("--set algorithm.x=1", "'grpo'", "set algorithm")),
+]
+
+IMPOSSIBLE = [
+    mistake("algorithm=grppo", line=("algorithm", "'grppo'", "did you mean grpo?", "module:function")),
+    mistake("algorithm=no_such_module:f", line=("algorithm", "no_such_module", "install or correct")),
+    mistake("algorithm=./nope.py:f", line=("algorithm", "nope.py", "No such file")),
+    mistake("advantage.estimator=gea", line=("advantage.estimator", "'gea'", "did you mean gae?")),
+    mistake("advantage.estimator=gae", line=("advantage.estimator", "gae needs a critic", "use ppo")),
+    mistake("loss.policy=cliped", line=("loss.policy", "'cliped'", "clipped")),
+    mistake("rewards.functions.0.path=exact", line=("rewards.functions.0.path", "'exact'", "exact_match?")),
+    mistake("rewards.functions=[]", line=("rewards.functions", "grpo has no reward", "set one of them")),
+    mistake("algorithm=ppo", "rewards.functions=[]", line=("rewards.functions", "ppo has no reward")),
+    mistake(
+        "rewards.functions=[{path: length}, {path: length}]",
+        line=("rewards.functions", "2 are named 'length'", "its own `name`"),
+    ),
+    mistake("data.answer_column=", line=("rewards.functions.0.path", "data.answer_column", "name the column")),
+    mistake(
+        "rewards.functions.0.path=reasoning_gym",
+        "data.answer_column=",
+        line=("rewards.functions.0.path", "generated tasks", "data.train.source"),
+    ),
+    mistake("actor.path=", line=("actor.path", "not set", "grpo trains the actor", "init")),
+    mistake("algorithm=reward_model", line=("reward.path", "trains the reward", "name a model directory")),
+    mistake("actor={init: {model_type: gpt2}}", line=("tokenizer", "not set", "name a tokenizer")),
+    mistake("actor.init={hidden_size: 8}", line=("actor.init", "model_type", "qwen2")),
+    mistake("actor.path=./no/model", line=("actor.path", "./no/model", "give a model directory or a hub id")),
+    mistake("actor.path=a/b/c", line=("actor.path", "'a/b/c'", "ORGANISATION/NAME")),
+    mistake("tokenizer=~/no_tokenizer", line=("tokenizer", "~/no_tokenizer", "hub id")),
+    mistake("reference.path=checkpoint:gone/actor", line=("reference.path", "checkpoint:gone/actor", "give its path")),
+    mistake("rollout.num_samples=1", line=("rollout.num_samples", "1", "set it to 2 or more")),
+    mistake(
+        "rollout.min_new_tokens=9",
+        "rollout.max_new_tokens=8",
+        line=("rollout.min_new_tokens", "9", "8", "lower one or raise the other"),
+    ),
+    mistake("rollout.temperature=0", line=("rollout.temperature", "0 is greedy", "above 0")),
+    mistake("kl.placement=loss", line=("kl.estimator", "k1", "k2 or k3")),
+    mistake("kl={target: 6, placement: none}", line=("kl.target", "6", "set kl.target to null")),
+    mistake("loss.aggregation=fixed_length", line=("loss.fixed_length", "not set", "set the length")),
+    mistake("loss.fixed_length=9", line=("loss.fixed_length", "9", "token_mean", "null")),
+    mistake("training.max_staleness=1", line=("training.max_staleness", "1", "set it to 0")),
+    mistake("training.num_mini_batches=9", line=("training.num_mini_batches", "9", "data.batch_size 8", "lower it")),
+    mistake("actor.optimizer.betas=[0.9, 1]", line=("actor.optimizer.betas", "1", "below 1")),
+    mistake("evaluation.every=5", line=("evaluation.every", "5", "data.validation", "null")),
+    mistake("data.train=", line=("data.train", "not set", "data.train.path=")),
+    mistake(
+        "resources={pools: {a: {ranks: 2}, b: {ranks: 1}}, num_ranks: 4, placement: {critic: b}}",
+        line=("resources.num_ranks", "4", "3", "set resources.num_ranks to 3"),
+    ),
+    mistake("resources.placement={actor: big}", line=("resources.placement.actor", "'big'", "main", "resources.pools")),
+    mistake(
+        "resources={pools: {a: {ranks: 2}, b: {ranks: 1}}, num_ranks: 3}",
+        line=("resources.pools.b", "holds no model", "place a role in it"),
+    ),
+    mistake("rollout.engine=sglang", line=("rollout.engine", "sglang", "pip install 'hybridflow[sglang]'")),
+    mistake("logging.wandb_project=p", line=("logging.wandb_project", "wandb", "pip install 'hybridflow[wandb]'")),
+    mistake("output=rows.jsonl", line=("output", "rows.jsonl", "name a folder")),
+    mistake("data.train.path=gone.jsonl", line=("data.train.path", "gone.jsonl", "no such file")),
+    mistake("data.train.path=good.yaml", line=("data.train.path", "'.yaml'", ".jsonl")),
+    mistake(
+        "data.prompt_column=question",
+        line=("data.train.path", "rows.jsonl", "'question'", "prompt, response", "data.prompt_column"),
+    ),
+    mistake("data.messages_column=prompt", line=("data.train.path", "'prompt'", "data.prompt_column")),
+    mistake("data.answer_column=solution", line=("data.train.path", "'solution'", "answer", "data.answer_column")),
+    mistake("data.validation.path=gone.parquet", line=("data.validation.path", "gone.parquet", "no such file")),
+]
+
+
+def error_line(path: Path, overrides: tuple[str, ...]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config(str(path), overrides), source=path.name)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", WRONG_VALUES + IMPOSSIBLE, ids=lambda case: " ".join(case.overrides))
+def test_a_mistake_is_one_line_with_place_value_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Mistake
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "rollout.engine=sglang" in case.overrides or "logging.wandb_project=p" in case.overrides:
+        hide_packages(monkeypatch, "sglang", "wandb")
+    line = error_line(write_good(tmp_path), case.overrides)
+    assert "\n" not in line and len(line) < 400
+    for part in case.parts:
+        assert part in line, f"{part!r} is not in {line!r}"
+
+
+def hide_packages(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """As on a machine where they are not installed."""
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_a_configuration_without_a_fault_passes(tmp_path: Path) -> None:
+    check_config(load_config(str(write_good(tmp_path)), []))
+
+
+def test_a_key_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: x\nrollout:\n  num_sample: 4\n", encoding="utf-8")
+    assert error_line(path, ()).startswith(f"{path}:3: rollout.num_sample: unknown key (value 4)")
+
+
+def test_further_mistakes_are_counted(tmp_path: Path) -> None:
+    line = error_line(write_good(tmp_path), ("kl.zz=1", "kl.yy=1", "seed=x"))
+    assert line.endswith("(and 2 more)")
+
+
+def test_a_parquet_file_is_asked_for_its_schema(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"question": ["1+1"], "answer": ["2"]}), path)
+    good = str(write_good(tmp_path))
+    line = error_line(Path(good), (f"data.train.path={path}",))
+    assert "'prompt'" in line and "question, answer" in line and "data.prompt_column" in line
+    check_config(load_config(good, [f"data.train.path={path}", "data.prompt_column=question"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("empty.jsonl", b"\n\n", ("no rows", "at least one")),
+        ("text.jsonl", b"hello\n", ("not a JSON object",)),
+        ("list.jsonl", b"[1]\n", ("line 1", "[1]", "one JSON object a line")),
+        ("latin.jsonl", b'{"prompt": "\xe9"}\n', ("JSON",)),
+        ("fake.parquet", b"PAR?", ("not a Parquet file",)),
+        ("number.jsonl", b'{"prompt": 3, "answer": "3"}\n', ("'prompt'", "3", "not text")),
+        ("chat.jsonl", b'{"prompt": [], "answer": "3"}\n', ("lists", "data.messages_column")),
+    ],
+)
+def test_an_unreadable_data_file_is_named(tmp_path: Path, name: str, content: bytes, parts: tuple[str, ...]) -> None:
+    (tmp_path / name).write_bytes(content)
+    line = error_line(write_good(tmp_path), (f"data.train.path={tmp_path / name}",))
+    for part in (name, "data.train.path", *parts):
+        assert part in line, f"{part!r} is not in {line!r}"
+
+
+def test_a_function_in_a_file_is_looked_for_without_running_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("raise SystemExit\n\ndef my_reward(sample):\n    return 1.0\n", encoding="utf-8")
+    good = write_good(tmp_path)
+    line = error_line(good, (f"rewards.functions.0.path={file}:my_rewrad",))
+    assert "mine.py" in line and "did you mean my_reward?" in line
+    check_config(load_config(str(good), [f"rewards.functions.0.path={file}:my_reward"]))
+
+
+@pytest.mark.parametrize(("algorithm", "column"), [("sft", "response"), ("reward_model", "chosen"), ("ppo", "answer")])
+def test_each_algorithm_asks_for_its_own_columns(tmp_path: Path, algorithm: str, column: str) -> None:
+    good = write_good(tmp_path)
+    overrides = [f"algorithm={algorithm}", "reward.path=organisation/reward"]
+    check_config(load_config(str(good), overrides))
+    rows = tmp_path / "few.jsonl"
+    rows.write_text('{"prompt": "1+1="}\n', encoding="utf-8")
+    assert repr(column) in error_line(good, (*overrides, f"data.train.path={rows}"))
+
+
+def test_a_mistake_is_reported_within_two_seconds_and_without_torch(tmp_path: Path) -> None:
+    good = write_good(tmp_path)
+    program = (
+        "import sys\n"
+        "from flows.cli import main\n"
+        f"code = main(['run', {str(good)!r}, '--set', 'data.prompt_column=question'])\n"
+        "heavy = {'torch', 'prefect', 'transformers', 'distributed'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "raise SystemExit(code)\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert time.monotonic() - start < 2
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "'question'" in done.stderr
+
+
+def test_known_names_are_those_that_are_registered() -> None:
+    from configs import checks
+    from pipeline.advantages import ESTIMATORS
+    from pipeline.algorithms import ALGORITHMS
+    from pipeline.losses import LOSSES
+    from workers.verifiers import BUILT_IN
+
+    assert set(checks.ALGORITHMS) == set(ALGORITHMS.names())
+    assert set(checks.ESTIMATORS) == set(ESTIMATORS.names())
+    assert set(checks.POLICY_LOSSES) <= set(LOSSES.names())
+    assert set(checks.BUILT_IN_REWARDS) == set(BUILT_IN)
+
+
+def test_defaults_alone_are_refused_with_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"actor\.path"):
+        check_config(RunConfig())

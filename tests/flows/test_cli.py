@@ -1,0 +1,299 @@
+"""The command line: one line for a mistake, one document with --json, late imports, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from configs.loader import resolved
+from configs.reference import json_schema
+from configs.schema import RunConfig
+from flows.cli import app, main
+from tests.configs.trees import write_good
+from tests.flows.stored_run import stored_run
+
+ROOT = Path(__file__).parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+def hybridflow(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as a user starts it."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "flows.cli", *args],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def document_of(capsys: Capture, *args: str, code: int = 0) -> Any:
+    """The one JSON document that a command prints."""
+    assert main([*args, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def commands() -> list[list[str]]:
+    """Every command, as the words that call it."""
+    top = typer.main.get_command(app)
+    found = []
+    for name, command in top.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found += [[name, sub] for sub in inner] if inner else [[name]]
+    return found
+
+
+def test_the_commands_are_those_of_the_manual() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert commands()
+    for words in commands():
+        assert f"## `hybridflow {' '.join(words)}" in text
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_has_help_and_json(words: list[str]) -> None:
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_help_names_the_exit_codes_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom flows.cli import main\nmain(['--help'])\n"
+        "print(sorted({'torch', 'prefect', 'distributed', 'transformers', 'zarr', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    for code in ("0 ok", "1 the run failed", "2 a mistake", "130 stopped"):
+        assert code in " ".join(done.stdout.split())
+    assert import_seconds(done.stderr) < 0.5
+
+
+def import_seconds(report: str) -> float:
+    """Sum of the modules' own times in a report of `-X importtime`."""
+    own = [line.split(":", 1)[1].split("|")[0] for line in report.splitlines() if line.startswith("import time:")]
+    return sum(int(text) for text in own if text.strip().isdecimal()) / 1e6
+
+
+def test_version_is_that_of_the_distribution(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "hybridflow 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["rn"], "No such command 'rn'"),
+        (["run"], "Missing argument"),
+        (["run", "x", "--frobnicate"], "--frobnicate"),
+        (["run", "no_such_config"], "no_such_config: there is no such file"),
+        (["resume", "no_such_run"], "no run 'no_such_run'"),
+        (["rollouts", "ls", "no_such_run"], "no run 'no_such_run'"),
+        (["rollouts", "show", "no_such_run"], "--iteration"),
+        (["checkpoints", "ls", "/dev/null"], "/dev/null"),
+        (["ui", "--runs", "/no/such/folder"], "/no/such/folder"),
+        (["quickstart", "--output", "/dev/null"], "/dev/null"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys: Capture, args: list[str], part: str) -> None:
+    assert main(args) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1 and part in printed.err
+    assert main([*args, "--json"]) == 2
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["exit_code"] == 2 and part in document["error"]
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_config_check_says_ok_or_what_is_wrong(tmp_path: Path, capsys: Capture) -> None:
+    path = str(write_good(tmp_path))
+    assert document_of(capsys, "config", "check", path) == {"config": path, "ok": True}
+    wrong = document_of(capsys, "config", "check", path, "--set", "rollout.num_samples=1", code=2)
+    assert "rollout.num_samples: 1" in wrong["error"]
+
+
+def test_config_show_prints_every_value_and_what_it_prints_is_a_configuration(tmp_path: Path, capsys: Capture) -> None:
+    path = str(write_good(tmp_path))
+    assert main(["config", "show", path, "--set", "actor.optimizer.lr=1e-5"]) == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out, encoding="utf-8")
+    tree = document_of(capsys, "config", "show", str(shown))
+    assert RunConfig.model_validate(tree).actor.optimizer.lr == 1e-5
+    assert tree == resolved(RunConfig.model_validate(tree))
+
+
+def test_config_schema_is_the_schema(capsys: Capture) -> None:
+    assert document_of(capsys, "config", "schema") == json_schema()
+
+
+def test_a_dry_run_says_what_would_run_and_makes_nothing(tmp_path: Path, capsys: Capture) -> None:
+    path, runs = str(write_good(tmp_path)), tmp_path / "elsewhere"
+    document = document_of(capsys, "run", path, "--dry-run", "--output", str(runs))
+    assert document["config"]["output"] == str(runs)
+    assert document["pools"] == {"main": {"ranks": 1, "roles": ["actor", "reference", "reward"]}}
+    assert document["calls"][0]["stage"] == "actor.generate_sequences"
+    assert main(["run", path, "--dry-run", "--output", str(runs)]) == 0
+    assert "nothing was started" in capsys.readouterr().out
+    assert not runs.exists()
+
+
+def test_rollouts_ls_lists_committed_stages(tmp_path: Path, capsys: Capture) -> None:
+    run = stored_run(tmp_path)
+    document = document_of(capsys, "rollouts", "ls", str(run.path))
+    first = document["iterations"][0]
+    assert (first["iteration"], first["rows"], first["tokens"], first["mean_reward"]) == (0, 4, 19, 0.5)
+    assert first["stages"] == ["actor.generate_sequences", "reward.compute_reward", "actor.update_actor"]
+    assert document["iterations"][1]["mean_reward"] is None  # a reward that is no number
+    assert main(["rollouts", "ls", str(run.path)]) == 0
+    assert "actor.generate_sequences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["good", "latest", "folder"])
+def test_a_run_is_found_by_its_name(tmp_path: Path, capsys: Capture, name: str) -> None:
+    stored_run(tmp_path, iterations=1)
+    run = stored_run(tmp_path, iterations=1)
+    name = run.path.name if name == "folder" else name
+    assert document_of(capsys, "rollouts", "ls", name, "--runs", str(tmp_path / "runs"))["run"] == str(run.path)
+
+
+def test_rollouts_show_prints_every_sample_of_a_prompt(tmp_path: Path, capsys: Capture) -> None:
+    run = stored_run(tmp_path)
+    args = ("rollouts", "show", str(run.path), "--iteration", "0")
+    (prompt,) = document_of(capsys, *args, "--prompt", "0")["prompts"]
+    assert (prompt["prompt_id"], prompt["prompt_text"], prompt["prompt_tokens"]) == (7, "1+1=", [0, 1, 2])
+    first, second = prompt["samples"]
+    assert (first["text"], first["token_ids"], first["reward"]) == ("two", [3, 4], 1.0)
+    assert first["rollout_log_probs"] == [-3 / 8, -4 / 8]
+    assert len(first["advantages"]) == 2
+    assert second["token_ids"] == [8, 9, 10, 11]  # tokens 5 to 7 are the second row's prompt
+    other = document_of(capsys, *args)["prompts"][1]
+    assert [sample["token_ids"] for sample in other["samples"]] == [[], [16, 17, 18]]
+
+
+def test_rollouts_show_agrees_with_plain_zarr(tmp_path: Path, capsys: Capture) -> None:
+    import zarr
+
+    run = stored_run(tmp_path)
+    document = document_of(capsys, "rollouts", "show", str(run.path), "--iteration", "1")
+    group = zarr.open_group(str(run.rollouts / "00000001"), mode="r")
+    offsets, ids, advantages = (group[name][:] for name in ("offsets", "token_ids", "advantages"))
+    samples = [sample for prompt in document["prompts"] for sample in prompt["samples"]]
+    for row, sample in enumerate(samples):
+        start, end = offsets[row] + group["prompt_length"][row], offsets[row + 1]
+        assert sample["token_ids"] == ids[start:end].tolist()
+        assert sample["advantages"] == advantages[start:end].tolist()
+
+
+@pytest.mark.parametrize("extra", [[], ["--prompt", "1"], ["--prompt", "0", "--tokens"]])
+def test_rollouts_show_prints_texts_as_they_are_but_no_control_characters(
+    tmp_path: Path, capsys: Capture, extra: list[str]
+) -> None:
+    run = stored_run(tmp_path)
+    assert main(["rollouts", "show", str(run.path), "--iteration", "0", *extra]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert ("[bold]2+2=" in shown) == ("--tokens" not in extra)
+    assert ("\\x1b[31mred" in shown) == (extra != ["--prompt", "1"])
+    assert ("rollout_log_probs" in shown) == bool(extra)
+
+
+@pytest.mark.parametrize(
+    ("extra", "part"), [(["-i", "5"], "there are 0 to 1"), (["-i", "0", "-p", "2"], "prompts 0 to 1")]
+)
+def test_what_is_not_stored_is_said(tmp_path: Path, capsys: Capture, extra: list[str], part: str) -> None:
+    run = stored_run(tmp_path)
+    assert main(["rollouts", "show", str(run.path), *extra]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_checkpoints_ls_lists_committed_ones(tmp_path: Path, capsys: Capture) -> None:
+    run = stored_run(tmp_path)
+    (found,) = document_of(capsys, "checkpoints", "ls", str(run.path))["checkpoints"]
+    assert (found["step"], found["bytes"], found["state"]) == (2, 10, {"iteration": 2})
+    assert main(["checkpoints", "ls", str(run.path)]) == 0
+    assert "00000002" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "part"),
+    [(["--step", "3"], "there are 2"), (["--role", "actr"], "did you mean actor?"), (["FULL"], "not an empty folder")],
+)
+def test_an_export_that_cannot_be_is_refused(tmp_path: Path, capsys: Capture, extra: list[str], part: str) -> None:
+    run = stored_run(tmp_path)
+    destination = tmp_path if extra == ["FULL"] else tmp_path / "export"
+    extra = [] if extra == ["FULL"] else extra
+    assert main(["checkpoints", "export", str(run.path), str(destination), *extra]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_doctor_says_that_cpu_runs_work_here() -> None:
+    done = hybridflow("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["cpu_run"] == {"works": True, "missing": []}
+    assert document["torch"]["backends"]
+    assert document["gpu_run"]["works"] == (document["gpu_run"]["missing"] == [])
+    assert document["sglang"]["usable"] or document["sglang"]["reason"]
+
+
+def test_with_json_other_output_of_the_process_and_its_children_goes_to_stderr() -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "from flows.commands.answer import Answer, deliver\n"
+        "def work():\n"
+        "    print('printed')\n"
+        "    os.write(1, b'written\\n')\n"
+        "    subprocess.run([sys.executable, '-c', 'print(\"of a child\")'], check=True)\n"
+        "    return Answer(document={'a': 1}, show=print)\n"
+        "deliver(work, as_json=True)\n"
+        "print('after')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"a": 1}
+    for text in ("printed", "written", "of a child", "after"):
+        assert text in done.stderr
+
+
+def test_an_error_that_is_no_users_mistake_keeps_its_traceback_and_gives_a_document() -> None:
+    program = (
+        "from flows.commands.answer import deliver\n"
+        "def work():\n"
+        "    raise RuntimeError('rank 1 died')\n"
+        "deliver(work, as_json=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"error": "RuntimeError: rank 1 died", "exit_code": 1}
+    assert "Traceback" in done.stderr
+
+
+def test_ui_says_its_url_serves_it_and_ends_with_a_signal(tmp_path: Path) -> None:
+    import urllib.request
+
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-P", "-m", "flows.cli", "ui", "--runs", str(tmp_path / "runs")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = next(word for word in line.split() if word.startswith("http"))
+        with urllib.request.urlopen(f"{url}/api/health", timeout=10) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+
+from flows.logs import controller_log
+
+
+def test_the_file_has_everything_and_the_terminal_only_our_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with controller_log(tmp_path / "logs") as path:
+        logging.getLogger("flows.execution").warning("recovery %d", 1)
+        logging.getLogger("flows.execution").info("our detail")
+        logging.getLogger("distributed.scheduler").warning("worker lost")
+        logging.getLogger("prefect.flow_runs").info("state Completed")
+        logging.getLogger("EventsWorker").warning("still processing")
+        logging.getLogger("transformers").warning("someone else's warning")
+        warnings.warn("a library's habit", UserWarning, stacklevel=1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["recovery 1", "someone else's warning"]
+    text = path.read_text()
+    for line in ("recovery 1", "our detail", "worker lost", "Completed", "still processing", "library's habit"):
+        assert line in text
+
+
+def test_loggers_are_as_before_afterwards(tmp_path: Path) -> None:
+    with controller_log(tmp_path):
+        pass
+    names = (None, "distributed", "distributed.client", "prefect", "tornado")
+
+    def state() -> list[tuple[list[logging.Handler], bool, int]]:
+        loggers = [logging.getLogger(name) for name in names]
+        return [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+
+    before = state()
+    with controller_log(tmp_path):
+        assert state() != before
+    assert state() == before
+    logging.getLogger("flows").warning("after")
+    assert "after" not in (tmp_path / "controller.log").read_text()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.signals import EXIT_INTERRUPTED, StopRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUSY = """
+import asyncio, time
+from flows.signals import StopRequest
+async def main():
+    with StopRequest() as stop:
+        print("ready", flush=True)
+        while not stop.requested:
+            await asyncio.sleep(0.01)
+        print("requested", flush=True)
+        try:
+            time.sleep(60)  # the loop is blocked
+        finally:
+            print("unwound", flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_the_first_signal_only_asks_and_old_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    notes: list[str] = []
+    with StopRequest(notes.append) as stop:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        assert stop.requested
+    assert not StopRequest().requested
+    assert signal.getsignal(number) is before
+    assert len(notes) == 1 and notes[0].startswith(f"{number.name}: stopping after the running stages")
+
+
+def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "requested\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == EXIT_INTERRUPTED == 130
+    assert out == "" and err.splitlines()[1].startswith("SIGTERM again: ending now")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from configs.schema import RolloutConfig, RunConfig
+from workers.engines.sglang_probe import check_engine, sglang_unavailable_reason
+
+
+def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    """A distribution `sglang` of this version whose import would fail."""
+    metadata = folder / f"sglang-{release}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n")
+    (folder / "sglang").mkdir()
+    (folder / "sglang" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def is_installed() -> bool:
+    try:
+        return bool(version("sglang"))
+    except PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(is_installed(), reason="sglang is installed here")
+def test_a_missing_package_names_the_extra() -> None:
+    assert sglang_unavailable_reason() == "sglang is not installed: pip install 'hybridflow[sglang]'"
+
+
+@pytest.mark.parametrize("release", ["0.5.15", "0.5.24", "0.6"])
+def test_other_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    pretend(tmp_path, monkeypatch, release)
+    assert sglang_unavailable_reason() == f"sglang {release} is not supported: 0.5.16 to 0.5.23 are"
+
+
+@pytest.mark.parametrize("release", ["0.5.16", "0.5.20.post1", "0.5.23"])
+def test_supported_versions_depend_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    pretend(tmp_path, monkeypatch, release)
+    reason = sglang_unavailable_reason()
+    has_device = any(Path("/dev").glob("nvidia[0-9]*"))
+    assert reason == (None if has_device else f"sglang {release} is installed, but this machine has no NVIDIA device")
+
+
+def test_the_engine_is_refused_in_the_configuration_for_now() -> None:
+    check_engine(RunConfig())
+    with pytest.raises(UserError, match=r"^rollout.engine: sglang cannot be used: .*; use rollout.engine: torch$"):
+        check_engine(RunConfig(rollout=RolloutConfig(engine="sglang")))
+
+
+def test_asking_imports_neither_torch_nor_sglang() -> None:
+    program = (
+        "import sys; from workers.engines.sglang_probe import sglang_unavailable_reason as why; why(); "
+        "sys.exit(bool({'torch', 'sglang', 'transformers'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0

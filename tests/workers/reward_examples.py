@@ -1,0 +1,72 @@
+"""Reward functions as users write them, good and bad; scored in the tests' reward process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+
+def letters(prompt: str, response: str, answer: Any) -> int:
+    return len(response)
+
+
+def noisy(prompt: str, response: str, answer: Any) -> float:
+    print("a line on stdout")
+    sys.stdout.flush()
+    os.write(1, b'{"parts": {"score": 99}}\n')
+    subprocess.run(["echo", "from a child"], check=True)
+    try:
+        input()
+    except EOFError:
+        return 1.0
+    return 0.0
+
+
+def alarmed(prompt: str, response: str, answer: Any) -> float:
+    """A verifier that limits itself with signal.alarm, which only a main thread may use."""
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(5)
+    try:
+        return float(response == answer)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def on_main_thread(prompt: str, response: str, answer: Any) -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def misbehaving(prompt: str, response: str, answer: Any) -> Any:
+    """Does what the response says."""
+    if response == "hang":
+        time.sleep(600)
+    if response == "hang without signals":
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+        subprocess.run(["sleep", "600"], check=False)
+    if response == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if response == "exit":
+        sys.exit("enough")
+    if response == "leave":
+        os._exit(3)
+    if response == "raise":
+        raise RuntimeError("two\nlines")
+    values = {"nan": float("nan"), "text": "1.0", "none": None, "no score": {"other": 1.0}, "big": {"score": 10**400}}
+    return values.get(response, 1.0)
+
+
+def detailed(prompt: str, response: str, answer: Any) -> dict[str, float]:
+    import numpy as np
+
+    parts = {"score": np.float32(0.5), "format": 1}
+    return parts if response == "short" else {**parts, "words": len(response.split())}
+
+
+def with_pid(prompt: str, response: str, answer: Any, *, factor: float = 1.0) -> dict[str, float]:
+    return {"score": factor, "pid": os.getpid() % 10_000}

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+from storage.checkpoints import CheckpointStore
+from storage.run_directory import RunDirectory
+from tests.models import tiny_model_dir
+from tests.workers.reference import (
+    build,
+    grouped_rollouts,
+    max_difference,
+    padded_log_probs,
+    padded_scalar,
+    padded_values,
+    run_config,
+)
+from workers.checkpoint_io import export_checkpoint
+from workers.hf import load_tokenizer
+from workers.role_model import RoleModel
+
+ROLLOUTS = grouped_rollouts([4, 3], [[2, 5], [6, 1]])
+
+
+def trained(folder: Path, role: str, loss: str) -> tuple[RunConfig, RoleModel]:
+    section = {"optimizer": {"lr": 1e-2}}
+    config = run_config(folder, algorithm="reward_model", kl={"placement": "none"}, **{role: section})
+    model = build(role, config)
+    model.update([ROLLOUTS], loss, seed=0)
+    return config, model
+
+
+def committed_run(parent: Path, config: RunConfig, models: dict[str, RoleModel]) -> RunDirectory:
+    run = RunDirectory.create(config, parent)
+    store = CheckpointStore(run.checkpoints)
+    aside = store.begin(1)
+    for role, model in models.items():
+        model.save(aside / role)
+    store.commit(1, {})
+    return run
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_exported_actor_is_what_transformers_loads(tmp_path: Path, family: str) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path, family), "actor", "clipped")
+    actor.save(tmp_path / "checkpoint" / "actor")
+    out = export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with torch.no_grad():
+        log_probs, _ = padded_log_probs(loaded.eval(), ROLLOUTS)
+    if family != "gemma2":  # transformers' default attention leaves out the soft cap
+        np.testing.assert_allclose(actor.compute_log_prob(ROLLOUTS)["log_probs"], log_probs, atol=1e-5)
+    assert max_difference(dict(loaded.named_parameters()), actor.full_state()) == 0
+    assert AutoTokenizer.from_pretrained(out)("a+1").input_ids == load_tokenizer(config)("a+1").input_ids
+
+
+def test_an_exported_reward_model_gives_the_same_scores(tmp_path: Path) -> None:
+    config, reward = trained(tiny_model_dir(tmp_path, scalar=True), "reward", "bradley_terry")
+    reward.save(tmp_path / "checkpoint" / "reward")
+    out = export_checkpoint(tmp_path / "checkpoint", "reward", config, tmp_path / "out")
+    scores = reward.compute_scores(ROLLOUTS)
+    with torch.no_grad():
+        _, expected = padded_values(padded_scalar(out), ROLLOUTS)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    model = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32)
+    ids = torch.from_numpy(ROLLOUTS["token_ids"][: ROLLOUTS.offsets[1]].astype(np.int64))[None]
+    assert model(input_ids=ids).logits.item() == pytest.approx(float(scores[0]), abs=1e-5)
+
+
+def test_a_loaded_role_continues_bit_for_bit(tmp_path: Path) -> None:
+    config, first = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    first.save(tmp_path / "actor")
+    second = build("actor", config)
+    second.load(tmp_path / "actor")
+    assert second.version == first.version == 1
+    for model in (first, second):
+        model.update([ROLLOUTS], "clipped", seed=1)
+    assert max_difference(first.full_state(), second.full_state()) == 0
+
+
+def test_a_run_is_the_starting_point_of_another(tmp_path: Path) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    run = committed_run(tmp_path, config, {"actor": actor})
+    for path in (f"checkpoint:{run.path}", f"checkpoint:{run.path}/actor"):
+        following = RunConfig.model_validate({"actor": {"path": path}})
+        assert max_difference(build("actor", following).full_state(), actor.full_state()) == 0
+        assert max_difference(build("reference", following).full_state(), actor.full_state()) == 0
+        assert len(load_tokenizer(following)) == len(load_tokenizer(config))
+
+
+def test_a_critic_takes_the_backbone_of_a_run_and_starts_at_zero(tmp_path: Path) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    run = committed_run(tmp_path, config, {"actor": actor})
+    critic = build("critic", RunConfig.model_validate({"actor": {"path": f"checkpoint:{run.path}"}}))
+    states = critic.full_state()
+    assert not states["score.weight"].any()
+    assert torch.equal(states["model.norm.weight"], actor.full_state()["model.norm.weight"])
+
+
+def test_a_reward_model_of_a_run_keeps_its_head(tmp_path: Path) -> None:
+    config, reward = trained(tiny_model_dir(tmp_path, scalar=True), "reward", "bradley_terry")
+    run = committed_run(tmp_path, config, {"reward": reward})
+    following = RunConfig.model_validate({"reward": {"path": f"checkpoint:{run.path}"}})
+    np.testing.assert_array_equal(build("reward", following).compute_scores(ROLLOUTS), reward.compute_scores(ROLLOUTS))
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path: Path) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    actor.save(tmp_path / "checkpoint" / "actor")
+    with pytest.raises(UserError, match="holds no critic; it has actor"):
+        export_checkpoint(tmp_path / "checkpoint", "critic", config, tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(UserError, match="not empty"):
+        export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "full")
+    with pytest.raises(UserError, match="no checkpoint"):
+        actor.load(tmp_path / "nowhere")
+
+
+def test_a_run_without_a_fitting_checkpoint_is_one_line(tmp_path: Path) -> None:
+    config, reward = trained(tiny_model_dir(tmp_path, scalar=True), "reward", "bradley_terry")
+    run = committed_run(tmp_path, config, {"reward": reward})
+    for path, problem in (
+        (f"checkpoint:{run.path}", "holds none of actor"),
+        (f"checkpoint:{run.path}/reward", "no language model"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            build("actor", RunConfig.model_validate({"actor": {"path": path}}))

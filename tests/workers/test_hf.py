@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from configs.errors import UserError
+from configs.schema import ModelConfig, RunConfig
+from tests.models import tiny_config, tiny_model_dir, write_tokenizer
+from tests.workers.reference import build, grouped_rollouts, max_difference, run_config
+from workers.hf import load_model, load_tokenizer, score_head, stop_token_ids
+
+ROLLOUTS = grouped_rollouts([3], [[2, 4]])
+
+
+def test_a_model_from_scratch_depends_on_its_seed_only(tmp_path: Path) -> None:
+    section = ModelConfig(init=tiny_config("qwen3"))
+    first, again, other = (dict(load_model(section, "causal_lm", seed=seed).named_parameters()) for seed in (1, 1, 2))
+    assert max_difference(first, again) == 0
+    assert max_difference(first, other) > 0
+
+
+def test_the_reference_of_an_actor_from_scratch_has_the_same_weights() -> None:
+    config = RunConfig.model_validate({"actor": {"init": tiny_config()}})
+    actor, reference = build("actor", config), build("reference", config)
+    assert max_difference(actor.full_state(), reference.full_state()) == 0
+    assert actor.trained and not reference.trained
+
+
+def test_a_score_head_that_the_files_lack_starts_at_zero(tmp_path: Path) -> None:
+    model = load_model(ModelConfig(path=str(tiny_model_dir(tmp_path))), "scalar")
+    assert not score_head(model).weight.any()
+
+
+def test_a_critic_borrows_the_reward_models_backbone_but_not_its_head(tmp_path: Path) -> None:
+    folder = str(tiny_model_dir(tmp_path, scalar=True))
+    config = RunConfig.model_validate({"reward": {"path": folder}, "actor": {"path": "elsewhere"}})
+    critic, reward = build("critic", config), build("reward", config)
+    assert not critic.compute_values(ROLLOUTS)["values"].any()
+    assert reward.compute_scores(ROLLOUTS).any()
+    ours, theirs = critic.full_state(), reward.full_state()
+    del ours["score.weight"], theirs["score.weight"]
+    assert max_difference(ours, theirs) == 0
+
+
+def test_a_critic_with_a_path_keeps_its_head(tmp_path: Path) -> None:
+    config = run_config(tiny_model_dir(tmp_path, scalar=True))
+    assert build("critic", config).compute_values(ROLLOUTS)["values"].any()
+
+
+def test_a_frozen_role_in_half_precision_keeps_its_rotary_frequencies(tmp_path: Path) -> None:
+    reference = {"fsdp": {"param_dtype": "bfloat16"}}
+    model = build("reference", run_config(tiny_model_dir(tmp_path), reference=reference))
+    assert {p.dtype for p in model.model.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in model.model.buffers()} == {torch.float32}
+
+
+def test_paths_that_hold_no_model_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_model(ModelConfig(path=str(tmp_path)), "causal_lm")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="neither `path` nor `init`"):
+        load_model(ModelConfig(), "causal_lm")
+
+
+def test_the_tokenizer_is_the_named_one_else_the_actors(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    for config in (
+        RunConfig.model_validate({"tokenizer": str(tmp_path / "tokenizer")}),
+        run_config(tiny_model_dir(tmp_path)),
+        RunConfig.model_validate({"reward": {"path": str(tmp_path / "tokenizer")}}),
+    ):
+        assert load_tokenizer(config)("1+1").input_ids == [21, 15, 21]
+    with pytest.raises(UserError, match="no tokenizer"):
+        load_tokenizer(RunConfig())
+
+
+def test_stop_ids_are_the_configured_then_the_models_then_the_tokenizers(tmp_path: Path) -> None:
+    folder = tiny_model_dir(tmp_path)
+    config = run_config(folder)
+    tokenizer = load_tokenizer(config)
+    GenerationConfig(eos_token_id=[7, 8]).save_pretrained(folder)
+    assert stop_token_ids(config, tokenizer) == (7, 8)
+    assert stop_token_ids(run_config(folder, rollout={"stop_token_ids": [5]}), tokenizer) == (5,)
+    (folder / "generation_config.json").unlink()
+    assert stop_token_ids(config, tokenizer) == (1,)

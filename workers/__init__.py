@@ -1,0 +1,1 @@
+"""What runs on an accelerator: rank actors, FSDP2 models, rollout engines."""

@@ -1,0 +1,108 @@
+"""A role's checkpoint: torch DCP shards and the model's configuration; any number of ranks reads it.
+
+ROLE/*.distcp, .metadata    model/NAME, exp_avg/NAME, exp_avg_sq/NAME, progress
+ROLE/config.json            the Hugging Face configuration, with the architecture's name
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from configs.errors import UserError
+from configs.schema import ROLES, RunConfig
+from workers.hf import Kind, empty_model, load_tokenizer, quiet
+from workers.optimizer import Optimizer, Progress
+
+PROGRESS = "progress"
+
+
+def role_state(parameters: Mapping[str, Tensor], optimizer: Optimizer | None, progress: Progress) -> dict[str, Any]:
+    """The flat state that is saved: the tensors (or shards) themselves, so that loading is in place."""
+    state: dict[str, Any] = {f"model/{name}": tensor for name, tensor in parameters.items()}
+    if optimizer is not None:
+        for moment, tensors in optimizer.moments().items():
+            state |= {f"{moment}/{name}": tensor for name, tensor in tensors.items()}
+    state[PROGRESS] = torch.tensor(dataclasses.astuple(progress), dtype=torch.int64)
+    return state
+
+
+def save_role(path: Path, state: dict[str, Any], model: PreTrainedModel, group: dist.ProcessGroup) -> None:
+    """Write the shards (collective over `group`), and the configuration on its first rank."""
+    if dist.get_rank(group) == 0:
+        save_config(path, model)
+    dcp_save(state, checkpoint_id=path, process_group=group)
+
+
+def load_role(path: Path, state: dict[str, Any], group: dist.ProcessGroup) -> Progress:
+    """Read into the state's tensors (collective). Returns the counters.
+
+    Raises UserError when `path` is no checkpoint of such a role.
+    """
+    if not (path / ".metadata").exists():
+        raise UserError(f"{path} is no checkpoint: no .metadata; see `hybridflow checkpoints ls`")
+    dcp_load(state, checkpoint_id=path, process_group=group)
+    names = [field.name for field in dataclasses.fields(Progress)]
+    return Progress(**dict(zip(names, state[PROGRESS].tolist(), strict=True)))
+
+
+def save_config(path: Path, model: PreTrainedModel) -> None:
+    """config.json, naming the architecture, and generation_config.json where there is one."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
+    config.save_pretrained(path)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(path)
+
+
+def read_model(path: Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Kind]:
+    """The whole model of a role's checkpoint, float32 on the host, in one process without a group."""
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no config.json; give a role of a committed checkpoint")
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    kind = kind_of(config)
+    model = empty_model(config, kind, trust_remote_code=trust_remote_code)
+    state: dict[str, Any] = {f"model/{name}": p.data for name, p in model.named_parameters()}
+    dcp_load(state, checkpoint_id=path, no_dist=True)
+    return model, kind
+
+
+def kind_of(config: PretrainedConfig) -> Kind:
+    """By the name of the architecture that `config` was saved with."""
+    names = config.architectures or []
+    return "scalar" if any(name.endswith("ForSequenceClassification") for name in names) else "causal_lm"
+
+
+def export_checkpoint(checkpoint_dir: Path | str, role: str, config: RunConfig, dest: Path | str) -> Path:
+    """Write a committed checkpoint's role as a Hugging Face directory, tokenizer included; returns `dest`.
+
+    Needs neither cluster nor process group. A scalar model loads as AutoModelForSequenceClassification.
+    Raises UserError when the checkpoint does not hold the role, or `dest` holds something.
+    """
+    source, dest = Path(checkpoint_dir) / role, Path(dest)
+    if not source.is_dir():
+        there = [r for r in ROLES if (Path(checkpoint_dir) / r).is_dir()]
+        raise UserError(f"{checkpoint_dir} holds no {role}; it has {', '.join(there) or 'no role'}")
+    if dest.exists() and any(dest.iterdir()):
+        raise UserError(f"{dest} is not empty; give a new directory")
+    trust = any(getattr(config, r).trust_remote_code for r in ROLES)
+    model, kind = read_model(source, trust_remote_code=trust)
+    if kind == "causal_lm" and (source / "generation_config.json").exists():
+        from transformers import GenerationConfig
+
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    with quiet():
+        model.save_pretrained(dest)
+    load_tokenizer(config).save_pretrained(dest)
+    return dest

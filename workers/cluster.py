@@ -1,0 +1,98 @@
+"""The Dask cluster of a run: a local one with a worker process per rank, or one that exists."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import dask
+from distributed import Client, LocalCluster
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+
+RESOURCE = "rank"
+"""Resource label that every worker for a rank carries."""
+
+
+def local_settings(threads_per_rank: int) -> dict[str, object]:
+    """Dask settings of a local cluster: loopback only, processes that live as long as the run."""
+    return {
+        "distributed.nanny.pre-spawn-environ": {
+            "OMP_NUM_THREADS": threads_per_rank,
+            "MKL_NUM_THREADS": threads_per_rank,
+            "OPENBLAS_NUM_THREADS": threads_per_rank,
+            "MALLOC_TRIM_THRESHOLD_": 65536,
+            # the working directory never shadows a package of ours
+            "PYTHONSAFEPATH": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+        # torch and the models' code are imported while the rest of the run comes up
+        "distributed.worker.preload": ["workers.rank_context"],
+        "distributed.admin.tick.limit": "30s",
+        "distributed.worker.memory.target": False,
+        "distributed.worker.memory.spill": False,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.terminate": False,
+        "distributed.comm.timeouts.connect": "30s",
+        "distributed.comm.timeouts.tcp": "120s",
+    }
+
+
+@asynccontextmanager
+async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[Client]:
+    """An asynchronous client of `cluster.scheduler`, or of a local cluster that ends with the run.
+
+    Raises UserError when the scheduler does not answer or has too few workers.
+    """
+    if config.cluster.scheduler is not None:
+        async with _attached(config, num_workers) as client:
+            yield client
+        return
+    with dask.config.set(local_settings(config.resources.threads_per_rank)):
+        async with (
+            LocalCluster(
+                n_workers=num_workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=0,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                resources={RESOURCE: 1},
+                asynchronous=True,
+                silence_logs=False,
+            ) as cluster,
+            Client(cluster, asynchronous=True, set_as_default=True) as client,
+        ):
+            await client.wait_for_workers(num_workers, timeout=config.cluster.start_timeout_s)
+            yield client
+
+
+@asynccontextmanager
+async def _attached(config: RunConfig, num_workers: int) -> AsyncIterator[Client]:
+    address, timeout_s = config.cluster.scheduler, config.cluster.start_timeout_s
+    try:
+        client = await Client(address, asynchronous=True, timeout=timeout_s)
+    except OSError as error:
+        raise UserError(f"cluster.scheduler={address}: no scheduler answers there ({error})") from error
+    async with client:
+        try:
+            await client.wait_for_workers(num_workers, timeout=timeout_s)
+        except TimeoutError as error:
+            found = len(client.scheduler_info()["workers"])
+            raise UserError(
+                f"cluster.scheduler={address}: {found} workers after {timeout_s:.0f} s, the run needs {num_workers}; "
+                "start workers with `dask worker --nthreads 1 --memory-limit 0 --resources rank=1`"
+            ) from error
+        yield client
+
+
+async def worker_addresses(client: Client, num_ranks: int) -> list[str]:
+    """Addresses of the first `num_ranks` workers that carry the resource label, by host, then name."""
+    info = await client.scheduler.identity()
+    workers = [
+        (w["host"], str(w["name"]).zfill(8), address)
+        for address, w in info["workers"].items()
+        if RESOURCE in w["resources"]
+    ]
+    return [address for _, _, address in sorted(workers)][:num_ranks]

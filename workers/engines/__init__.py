@@ -1,0 +1,1 @@
+"""Rollout engines: one narrow protocol (`base`), one compliance suite that each engine passes."""

@@ -1,0 +1,199 @@
+"""Hugging Face models and tokenizers: from a directory, a hub id, a GGUF file, or from scratch.
+
+Two kinds of model: `causal_lm` for the actor and the reference, `scalar` (a backbone and a linear
+head without bias that gives one number per token) for the critic, reward and cost models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from configs.errors import UserError
+from configs.schema import ROLES, ModelConfig, RunConfig
+from storage.run_directory import RunDirectory
+from workers import attention
+from workers.smollm2 import resolve_model_path
+
+Kind = Literal["causal_lm", "scalar"]
+CHECKPOINT = "checkpoint:"
+GGUF = "gguf:"
+TOKENIZER_ROLES = ("actor", "reward", "critic", "cost")
+
+
+def load_model(config: ModelConfig, kind: Kind, *, seed: int = 0, zero_head: bool = False) -> PreTrainedModel:
+    """The model in float32 on the host, attending over packed sequences, dropout off.
+
+    zero_head: the score head starts at zero even where the files have one (a critic that begins as
+    another model's backbone). A head that the files lack is always zero: the first values are 0
+    whatever the seed, and the first update's direction comes from the data alone.
+    Raises UserError when the path holds no model of this kind.
+    """
+    attention.register()
+    with quiet():
+        model = _from_scratch(config, kind, seed) if config.init is not None else _from_files(config, kind)
+    if kind == "scalar" and zero_head:
+        torch.nn.init.zeros_(score_head(model).weight)
+    return model.eval()
+
+
+def empty_model(config: PretrainedConfig, kind: Kind, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model of this architecture in float32 on the host, to load weights into."""
+    attention.register()
+    return _auto_class(kind).from_config(
+        config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=trust_remote_code
+    )
+
+
+def score_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """The head of a scalar model. Raises UserError when the architecture calls it something else."""
+    head = model._modules.get("score")
+    if not isinstance(head, torch.nn.Linear) or "bias" in dict(head.named_parameters()):
+        raise UserError(f"{type(model).__name__} has no linear `score` head without bias; use another architecture")
+    return head
+
+
+def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
+    """The run's tokenizer: `tokenizer`, else that of the first model with a path (the actor's).
+
+    Raises UserError when none is named or the path holds none.
+    """
+    path, model = _tokenizer_source(config)
+    if path.startswith(CHECKPOINT):
+        run, _ = split_checkpoint(path, parent=config.output)
+        return load_tokenizer(run.config())
+    location, options = _location(path, model)
+    with _explained(path):
+        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def stop_token_ids(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """`rollout.stop_token_ids`, else the generation config's, else the tokenizer's end of sequence."""
+    if config.rollout.stop_token_ids is not None:
+        return config.rollout.stop_token_ids
+    ids = _generation_eos(config) or tokenizer.eos_token_id
+    if ids is None:
+        raise UserError("no end-of-sequence id in the model or its tokenizer; set rollout.stop_token_ids")
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def split_checkpoint(path: str, *, parent: str) -> tuple[RunDirectory, str | None]:
+    """The run and the role (None: not named) of `checkpoint:RUN[/ROLE]`."""
+    name = path.removeprefix(CHECKPOINT)
+    above, _, last = name.rpartition("/")
+    if above and last in ROLES:
+        return RunDirectory.resolve(above, parent), last
+    return RunDirectory.resolve(name, parent), None
+
+
+def _from_scratch(config: ModelConfig, kind: Kind, seed: int) -> PreTrainedModel:
+    assert config.init is not None
+    settings = dict(config.init)
+    model_type = settings.pop("model_type", None)
+    if model_type is None:
+        raise UserError("`init` names no model_type (llama, qwen2, ...); add it")
+    if kind == "scalar":
+        settings["num_labels"] = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = empty_model(AutoConfig.for_model(model_type, **settings), kind)
+    if kind == "scalar":
+        torch.nn.init.zeros_(score_head(model).weight)
+    return model
+
+
+def _from_files(config: ModelConfig, kind: Kind) -> PreTrainedModel:
+    if config.path is None:
+        raise UserError("the model has neither `path` nor `init`; set one of them")
+    location, options = _location(config.path, config)
+    options |= {"dtype": torch.float32, "attn_implementation": attention.NAME}
+    with _explained(config.path):
+        if kind == "causal_lm":
+            return AutoModelForCausalLM.from_pretrained(location, **options)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            location, num_labels=1, output_loading_info=True, **options
+        )
+    if any(name.startswith("score.") for name in report["missing_keys"]):
+        torch.nn.init.zeros_(score_head(model).weight)
+    return model
+
+
+def _location(path: str, model: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` is given for a path: the directory or id, and options."""
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    if path.startswith(GGUF):
+        file = Path(path.removeprefix(GGUF)).expanduser()
+        return str(file.parent), {**options, "gguf_file": file.name}
+    if model.revision is not None:
+        options["revision"] = model.revision
+    path = resolve_model_path(path)
+    local = Path(path).expanduser()
+    return (str(local) if local.is_dir() else path), options
+
+
+def _tokenizer_source(config: RunConfig) -> tuple[str, ModelConfig]:
+    models = [getattr(config, role) for role in TOKENIZER_ROLES]
+    model = next((m for m in models if m.path is not None), config.actor)
+    path = config.tokenizer or model.path
+    if path is None:
+        raise UserError("no tokenizer: set `tokenizer` or a model's path")
+    return path, model
+
+
+def _generation_eos(config: RunConfig) -> int | list[int] | None:
+    path = config.actor.path
+    if path is None or config.actor.init is not None or path.startswith((CHECKPOINT, GGUF)):
+        return None
+    location, options = _location(path, config.actor)
+    try:
+        generation = GenerationConfig.from_pretrained(location, revision=options.get("revision", "main"))
+    except OSError:  # a model without a generation config: the tokenizer says where it ends
+        return None
+    ids: int | list[int] | None = generation.eos_token_id
+    return ids
+
+
+def _auto_class(kind: Kind) -> Any:
+    return AutoModelForCausalLM if kind == "causal_lm" else AutoModelForSequenceClassification
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """The library's many-line errors about a wrong path as one line."""
+    try:
+        yield
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model path {path!r} cannot be loaded: {reason[:300]}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Loading reports of weights that are missing on purpose (a new head) are no news to users."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

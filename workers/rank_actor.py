@@ -1,0 +1,205 @@
+"""The rank actor: one Dask actor in one worker process, holding every role placed on its rank.
+
+controller --StageRequest--> RankActor --(FSDP2 collectives)--> RankActors of the pool
+                                 |  columns gathered on the pool's first rank
+                                 v
+                          DataPlane (memory, worker to worker) and the rollout store
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed import get_worker
+
+from configs.schema import RunConfig
+from pipeline.stages import ColumnsRef, StageKey
+from storage.records import StageManifest
+from workers.envelope import Envelope, enveloped
+
+if TYPE_CHECKING:
+    from workers.data_plane import DataPlane
+    from workers.process_group import TCPStore
+    from workers.rank_context import RankContext, StageOutput
+    from workers.stage_methods import StageMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    """What a rank is told once: its place in a pool and what it holds."""
+
+    config: RunConfig
+    run_dir: str
+    pool: str
+    pool_rank: int
+    pool_size: int
+    global_rank: int
+    roles: tuple[str, ...]
+    incarnation: int
+    rendezvous: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRequest:
+    """One stage, for one rank: which shard it computes and which weights it needs."""
+
+    key: StageKey
+    role: str
+    method: str
+    rollouts: ColumnsRef
+    reads: tuple[str, ...]
+    shard: int
+    num_shards: int
+    collect: bool
+    incarnation: int
+    weights_version: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReply:
+    """What a rank answers: nothing but small numbers; the columns stay where they are."""
+
+    holder: str | None = None
+    columns: tuple[str, ...] = ()
+    num_rows: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class RankActor:
+    """Importing this module must stay cheap: the controller does, without torch; ranks import late.
+
+    Synchronous methods queue on the worker's actor thread, where the process group and the
+    devices live; asynchronous ones answer on its event loop, also while a collective blocks."""
+
+    def __init__(self) -> None:
+        self._context: RankContext | None = None
+        self._spec: RankSpec | None = None
+        self._store: TCPStore | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-writer")
+        self._writes: dict[StageKey, Future[StageManifest]] = {}
+        self._busy: tuple[str, float] | None = None
+
+    @enveloped
+    def open_rendezvous(self) -> tuple[str, int]:
+        """First rank of a pool: a TCP store on a free port; returns (host, port)."""
+        from workers.process_group import open_store
+
+        self._store = open_store(get_worker())
+        return str(self._store.host), int(self._store.port)
+
+    @enveloped
+    def setup(self, spec: RankSpec) -> dict[str, Any]:
+        """Join the pool's process group and build the roles. Returns what is worth a log line."""
+        from storage.rollout_store import RolloutStore
+        from workers.data_plane import DataPlane
+
+        worker = get_worker()
+        plane = DataPlane(RolloutStore(Path(spec.run_dir) / "rollouts"), worker)
+        self._spec = spec
+        self._context = self.build(spec, plane)
+        return {"address": worker.address, "roles": list(spec.roles), "device": str(self._context.device)}
+
+    @enveloped
+    def run_stage(self, request: StageRequest) -> RankReply:
+        """Compute one stage. All ranks of the pool are called, in the pool's one order."""
+        context = self._ready(request.incarnation)
+        started = time.perf_counter()
+        self._busy = (request.key.name, time.time())
+        try:
+            output = self.method(request.role, request.method)(context, request)
+            self._publish(request, output)
+        finally:
+            self._busy = None
+        return RankReply(
+            holder=context.plane.address if output.columns is not None else None,
+            columns=output.columns.columns if output.columns is not None else (),
+            num_rows=output.num_rows,
+            metrics=output.metrics,
+            seconds=time.perf_counter() - started,
+        )
+
+    @enveloped
+    def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> dict[str, int]:
+        """Write the roles' shards below `path` (collective); returns their versions."""
+        context = self._ready(incarnation)
+        for role in roles:
+            context.model(role).save(Path(path) / role)
+        return {role: context.model(role).version for role in roles}
+
+    @enveloped
+    def load_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> dict[str, int]:
+        """Load the roles' shards from `path` (collective, any number of ranks); returns their versions."""
+        context = self._ready(incarnation)
+        for role in roles:
+            context.model(role).load(Path(path) / role)
+        return {role: context.model(role).version for role in roles}
+
+    @enveloped
+    def shutdown(self) -> None:
+        """End engines and reward processes and leave the process group."""
+        if self._context is not None:
+            self._context.close()
+        self._context = None
+        self._writer.shutdown(wait=True)
+
+    def build(self, spec: RankSpec, plane: DataPlane) -> RankContext:
+        """Join the pool and build the roles; another kind of rank builds something else."""
+        from workers.rank_context import build_context
+
+        return build_context(spec, plane, store=self._store)
+
+    def method(self, role: str, method: str) -> StageMethod:
+        """What a stage does on this rank."""
+        from workers.stage_methods import get_method
+
+        return get_method(role, method)
+
+    async def manifest(self, key: StageKey) -> Envelope:
+        """Wait until the stage's arrays are on disk; returns their manifest, for the commit."""
+        write = self._writes.pop(key)
+        try:
+            return Envelope(result=await asyncio.wrap_future(write))
+        except (OSError, ValueError) as error:
+            return Envelope(
+                error=f"writing {key.name}: {error}",
+                error_class="user" if isinstance(error, OSError) else "internal",
+            )
+
+    async def ping(self) -> dict[str, Any]:
+        """Answers in milliseconds, also while a stage runs: (stage, seconds so far) and memory."""
+        if self._busy is None:
+            return {"stage": None, "seconds": 0.0}
+        stage, since = self._busy
+        return {"stage": stage, "seconds": time.time() - since}
+
+    def _ready(self, incarnation: int) -> RankContext:
+        if self._context is None or self._spec is None:
+            raise RuntimeError("this rank was not set up")
+        if incarnation != self._spec.incarnation:
+            raise RuntimeError(f"this rank is incarnation {self._spec.incarnation}, the call is for {incarnation}")
+        return self._context
+
+    def _publish(self, request: StageRequest, output: StageOutput) -> None:
+        if output.columns is None:
+            return
+        context = self._ready(request.incarnation)
+        context.plane.put(request.key.iteration, output.columns)
+        self._writes[request.key] = self._writer.submit(
+            context.plane.write,
+            request.key,
+            output.columns,
+            new_rows=output.new_rows,
+            attempt=f"{request.incarnation}",
+        )
+
+
+logging.getLogger("distributed.worker").setLevel(logging.WARNING)

@@ -1,0 +1,151 @@
+"""What a rank actor holds: device, process group, models, engine, data and reward functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+from pipeline.placement import needs_model
+from pipeline.rollouts import Array, Rollouts
+from workers.data_plane import DataPlane
+from workers.data_source import PairSource, PromptSource, SequenceSource
+from workers.device import choose_device
+from workers.engines.base import RolloutEngine
+from workers.engines.factory import build_engine
+from workers.hf import load_tokenizer, stop_token_ids
+from workers.process_group import PoolGroup, TCPStore, join
+from workers.residency import Residency
+from workers.rewards import RewardFunctions
+from workers.role_model import RoleModel
+
+if TYPE_CHECKING:
+    from workers.rank_actor import RankSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutput:
+    """What a stage method gives its rank.
+
+    columns: the new columns, on the pool's first rank only. new_rows: they define the rows.
+    """
+
+    columns: Rollouts | None = None
+    new_rows: bool = False
+    num_rows: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class RankContext:
+    """One rank's things. Built by `build_context` on the actor's own thread."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        device: torch.device,
+        group: PoolGroup,
+        mesh: DeviceMesh,
+        plane: DataPlane,
+        models: dict[str, RoleModel],
+        roles: tuple[str, ...],
+    ) -> None:
+        self.config, self.device, self.group, self.mesh, self.plane = config, device, group, mesh, plane
+        self.models, self.roles = models, roles
+        self.residency = Residency(models, device=device)
+
+    def model(self, role: str) -> RoleModel:
+        """The role's model, with its weights on the device. Raises UserError when it is not here."""
+        if role not in self.models:
+            raise UserError(f"{role} has no model on this rank: set {role}.path")
+        self.residency.ensure(role)
+        return self.models[role]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.config)
+
+    @cached_property
+    def prompts(self) -> PromptSource:
+        return PromptSource(self.config, self.tokenizer, split="train")
+
+    @cached_property
+    def validation_prompts(self) -> PromptSource:
+        return PromptSource(self.config, self.tokenizer, split="validation")
+
+    @cached_property
+    def sequences(self) -> SequenceSource:
+        return SequenceSource(self.config, self.tokenizer, split="train")
+
+    @cached_property
+    def validation_sequences(self) -> SequenceSource:
+        return SequenceSource(self.config, self.tokenizer, split="validation")
+
+    @cached_property
+    def pairs(self) -> PairSource:
+        return PairSource(self.config, self.tokenizer, split="train")
+
+    @cached_property
+    def validation_pairs(self) -> PairSource:
+        return PairSource(self.config, self.tokenizer, split="validation")
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """The rollout engine beside the actor; its weights are written by `sync_engine`."""
+        return build_engine(self.config, device=self.device)
+
+    @cached_property
+    def reward_functions(self) -> RewardFunctions:
+        return RewardFunctions(self.config.rewards.functions)
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return stop_token_ids(self.config, self.tokenizer)
+
+    def decode(self, token_ids: Array) -> str:
+        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def sync_engine(self) -> None:
+        """Bring the engine's weights to the actor's version (collective)."""
+        actor = self.model("actor")
+        if self.engine.version != actor.version:
+            actor.copy_full_parameters_into(self.engine.weights())
+            self.engine.set_version(actor.version)
+
+    def close(self) -> None:
+        if "engine" in self.__dict__:
+            self.engine.shutdown()
+        if "reward_functions" in self.__dict__:
+            self.reward_functions.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -> RankContext:
+    """Join the pool and build the roles that are placed on it."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    config = spec.config
+    device = choose_device(config, local_rank=spec.global_rank)
+    if spec.rendezvous is None:
+        raise ValueError("a rank needs its pool's rendezvous")
+    group = join(
+        device=device,
+        rank=spec.pool_rank,
+        size=spec.pool_size,
+        rendezvous=spec.rendezvous,
+        own=store,
+        timeout_s=config.cluster.call_timeout_s,
+    )
+    mesh = DeviceMesh(device.type, list(range(spec.pool_size)), mesh_dim_names=("dp",))
+    models = {role: RoleModel.build(role, config, mesh, device) for role in spec.roles if needs_model(config, role)}
+    return RankContext(
+        config=config, device=device, group=group, mesh=mesh, plane=plane, models=models, roles=spec.roles
+    )

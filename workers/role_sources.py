@@ -1,0 +1,79 @@
+"""Where a role's first weights come from, by the configuration's rules."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from configs.errors import UserError
+from configs.schema import ModelConfig, RunConfig
+from pipeline.random import seed_of
+from storage.checkpoints import CheckpointStore
+from workers.checkpoint_io import read_model
+from workers.hf import CHECKPOINT, Kind, empty_model, load_model, score_head, split_checkpoint
+
+KINDS: dict[str, Kind] = {
+    "actor": "causal_lm",
+    "reference": "causal_lm",
+    "critic": "scalar",
+    "reward": "scalar",
+    "cost": "scalar",
+}
+"""What each role computes."""
+
+
+def source_role(role: str, config: RunConfig) -> str:
+    """The role whose `path` or `init` a role starts from: its own, else the reference from the actor's,
+    the critic from the reward model's or the actor's. Raises UserError when there is none."""
+    candidates = {"reference": ("reference", "actor"), "critic": ("critic", "reward", "actor")}
+    for candidate in candidates.get(role, (role,)):
+        model = model_config(candidate, config)
+        if model.path is not None or model.init is not None:
+            return candidate
+    raise UserError(f"{role} has no model: set {role}.path or {role}.init")
+
+
+def model_config(role: str, config: RunConfig) -> ModelConfig:
+    section = getattr(config, role)
+    assert isinstance(section, ModelConfig)
+    return section
+
+
+def load_role_model(role: str, config: RunConfig) -> PreTrainedModel:
+    """The role's initial model, float32 on the host; the same on every rank."""
+    origin = source_role(role, config)
+    section, kind = model_config(origin, config), KINDS[role]
+    borrowed_backbone = kind == "scalar" and origin != role
+    if section.init is None and section.path is not None and section.path.startswith(CHECKPOINT):
+        model = _from_checkpoint(section, role, config)
+        if borrowed_backbone:
+            torch.nn.init.zeros_(score_head(model).weight)
+        return model.eval()
+    return load_model(section, kind, seed=seed_of(config.seed, "init", origin), zero_head=borrowed_backbone)
+
+
+def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig) -> PreTrainedModel:
+    assert section.path is not None
+    run, named = split_checkpoint(section.path, parent=config.output)
+    latest = CheckpointStore(run.checkpoints).latest()
+    if latest is None:
+        raise UserError(f"{role}.path: {section.path!r} has no committed checkpoint yet")
+    likely = ("actor",) if KINDS[role] == "causal_lm" else (role, "reward", "critic", "actor")
+    wanted = (named,) if named else likely
+    saved = next((w for w in wanted if (latest.path / w).is_dir()), None)
+    if saved is None:
+        raise UserError(f"{role}.path: checkpoint {latest.path} holds none of {', '.join(wanted)}")
+    model, kind = read_model(latest.path / saved, trust_remote_code=section.trust_remote_code)
+    return _as_kind(model, kind, KINDS[role], f"{role}.path: {section.path!r}")
+
+
+def _as_kind(model: PreTrainedModel, kind: Kind, wanted: Kind, place: str) -> PreTrainedModel:
+    if kind == wanted:
+        return model
+    if wanted == "causal_lm":
+        raise UserError(f"{place} is a model with one score, no language model; name an actor")
+    model.config.num_labels = 1
+    scalar = empty_model(model.config, "scalar")
+    scalar.base_model.load_state_dict(model.base_model.state_dict())
+    torch.nn.init.zeros_(score_head(scalar).weight)
+    return scalar

@@ -1,0 +1,272 @@
+"""What each call of the table does on a rank (the paper's Table 4, one function a row).
+
+Every function is collective over its pool: all ranks run it in the same order. A rank computes its
+own shard; columns meet on the pool's first rank, in the rows' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.advantages import compute_advantages
+from pipeline.balance import mini_batches, partition_by_tokens
+from pipeline.cursor import batch_rows
+from pipeline.random import seed_of
+from pipeline.rollouts import Array, Rollouts, concat
+from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
+from workers.examples import DataCounts
+from workers.generation import generate_rollouts
+from workers.process_group import gather_to_first
+from workers.rank_context import RankContext, StageOutput
+from workers.scoring import score_rewards
+
+if TYPE_CHECKING:
+    from workers.rank_actor import StageRequest
+
+StageMethod = Callable[[RankContext, "StageRequest"], StageOutput]
+STAGE_METHODS: dict[str, StageMethod] = {}
+
+
+def stage_method(*sites: str) -> Callable[[StageMethod], StageMethod]:
+    """Register what `role.method` does on a rank."""
+
+    def register(method: StageMethod) -> StageMethod:
+        STAGE_METHODS.update(dict.fromkeys(sites, method))
+        return method
+
+    return register
+
+
+def get_method(role: str, method: str) -> StageMethod:
+    """Raises KeyError with the known names."""
+    site = f"{role}.{method}"
+    if site not in STAGE_METHODS:
+        raise KeyError(f"no stage method {site}; there are {', '.join(sorted(STAGE_METHODS))}")
+    return STAGE_METHODS[site]
+
+
+def shard_of(batch: Rollouts, request: StageRequest) -> Array:
+    """Rows of this rank: groups whole, balanced by tokens, the same on every rank. int64, ascending."""
+    return partition_by_tokens(batch.lengths, batch["group"], request.num_shards)[request.shard]
+
+
+def collect(context: RankContext, request: StageRequest, rows: Array, part: Rollouts, num_rows: int) -> Rollouts | None:
+    """Columns of all collected shards in the batch's order, on the first rank (collective)."""
+    parts = gather_to_first((rows, part) if request.collect else None, context.group)
+    if parts is None:
+        return None
+    kept = [p for p in parts if p is not None]
+    order = np.argsort(np.concatenate([r for r, _ in kept]), kind="stable")
+    joined = concat([p for _, p in kept])
+    if joined.num_rows != num_rows:
+        raise ValueError(f"{request.key.name}: {joined.num_rows} rows came back of {num_rows}")
+    return joined.select(order)
+
+
+def column_stage(
+    context: RankContext,
+    request: StageRequest,
+    compute: Callable[[Rollouts], tuple[dict[str, Array], dict[str, Array]]],
+) -> StageOutput:
+    """Run `compute` (own rows -> token columns, sample columns) and collect its columns."""
+    batch = context.plane.get(request.rollouts, request.reads)
+    rows = shard_of(batch, request)
+    mine = batch.select(rows)
+    token, sample = compute(mine)
+    part = Rollouts(offsets=mine.offsets, token_columns=token, sample_columns=sample)
+    columns = collect(context, request, rows, part, batch.num_rows)
+    return StageOutput(columns=columns, num_rows=batch.num_rows)
+
+
+@stage_method("actor.generate_sequences")
+def generate_sequences(context: RankContext, request: StageRequest) -> StageOutput:
+    """Generation with the newest weights; a prompt's samples stay on one rank."""
+    _check_version(context, request)
+    context.sync_engine()
+    source = context.prompts
+    config = context.config
+    data_rows = batch_rows(len(source), config.data.batch_size, request.key.iteration, config.seed, config.data.shuffle)
+    prompts = source.prompts(data_rows)
+    lengths = np.array([len(p.tokens) for p in prompts])
+    mine = partition_by_tokens(lengths, np.arange(len(prompts)), request.num_shards)[request.shard]
+    part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
+    rows = part["group"].astype(np.int64) * config.rollout.num_samples + part["sample"]
+    total = len(prompts) * config.rollout.num_samples
+    columns = collect(context, request, rows, part, total)
+    metrics = {**metrics, **generation_metrics(columns), **data_counts(source.counts)}
+    return StageOutput(columns=columns, new_rows=True, num_rows=total, metrics=metrics)
+
+
+def data_counts(counts: DataCounts) -> dict[str, float]:
+    """How many rows of the data set the length policy dropped or shortened."""
+    return {f"data/{name}": float(value) for name, value in asdict(counts).items()}
+
+
+def generation_metrics(columns: Rollouts | None) -> dict[str, float]:
+    if columns is None:
+        return {}
+    lengths = columns["response_length"]
+    return {
+        "response_length_mean": float(lengths.mean()),
+        "response_length_max": float(lengths.max()),
+        "truncated": float((columns["finish_reason"] == "length").mean()),
+        "tokens_total": float(columns.num_tokens),
+        "tokens_response": float(lengths.sum()),
+    }
+
+
+@stage_method("actor.load_sequences")
+def load_sequences(context: RankContext, request: StageRequest) -> StageOutput:
+    """The iteration's rows of the data set; every rank could read them, the first one does."""
+    return _load(context, request, context.sequences)
+
+
+@stage_method("reward.load_pairs")
+def load_pairs(context: RankContext, request: StageRequest) -> StageOutput:
+    """The iteration's preference pairs."""
+    return _load(context, request, context.pairs)
+
+
+def _load(context: RankContext, request: StageRequest, source: Any) -> StageOutput:
+    config = context.config
+    if context.group.rank != 0:
+        return StageOutput()
+    rows = batch_rows(len(source), config.data.batch_size, request.key.iteration, config.seed, config.data.shuffle)
+    columns = source.rollouts(rows)
+    metrics = {"tokens_total": float(columns.num_tokens), **data_counts(source.counts)}
+    return StageOutput(columns=columns, new_rows=True, num_rows=columns.num_rows, metrics=metrics)
+
+
+@stage_method("actor.compute_log_prob", "reference.compute_log_prob")
+def compute_log_prob(context: RankContext, request: StageRequest) -> StageOutput:
+    """One forward pass of the actor (`log_probs`, `entropy`) or the reference (`ref_log_probs`)."""
+    _check_version(context, request)
+    model = context.model(request.role)
+
+    def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
+        columns = model.compute_log_prob(batch, temperature=context.config.rollout.temperature or 1.0)
+        if request.role == "reference":
+            return {"ref_log_probs": columns["log_probs"]}, {}
+        return columns, {}
+
+    output = column_stage(context, request, compute)
+    if request.role == "reference" or output.columns is None:
+        return output
+    return StageOutput(
+        columns=output.columns,
+        num_rows=output.num_rows,
+        metrics=_rollout_gap(context, request, output.columns),
+    )
+
+
+def _rollout_gap(context: RankContext, request: StageRequest, columns: Rollouts) -> dict[str, float]:
+    """How far the engine's log-probabilities are from the trainer's (response tokens)."""
+    batch = context.plane.get(request.rollouts, ("rollout_log_probs", "response_mask"))
+    mask = batch["response_mask"].astype(bool)
+    gap = np.abs(columns["log_probs"][mask] - batch["rollout_log_probs"][mask])
+    if not gap.size:
+        return {}
+    return {
+        "rollout_gap_mean": float(gap.mean()),
+        "rollout_gap_max": float(gap.max()),
+        "entropy_mean": float(columns["entropy"][mask].mean()),
+    }
+
+
+@stage_method("critic.compute_values")
+def compute_values(context: RankContext, request: StageRequest) -> StageOutput:
+    """One forward pass of the critic."""
+    _check_version(context, request)
+    model = context.model("critic")
+    return column_stage(context, request, lambda batch: (dict(model.compute_values(batch)), {}))
+
+
+@stage_method("reward.compute_reward")
+def compute_reward(context: RankContext, request: StageRequest) -> StageOutput:
+    """The reward model's score and the reward functions, weighted; every part is a column."""
+    errors = 0
+
+    def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
+        nonlocal errors
+        columns, errors = score_rewards(context, batch)
+        return {}, columns
+
+    output = column_stage(context, request, compute)
+    failed = float(sum_over_ranks(np.array([errors], float), context.group)[0])
+    if output.columns is None:
+        return output
+    metrics = {f"{name}_mean": float(c.mean()) for name, c in output.columns.sample_columns.items()}
+    return StageOutput(columns=output.columns, num_rows=output.num_rows, metrics={**metrics, "reward_errors": failed})
+
+
+@stage_method("actor.compute_advantages")
+def advantages(context: RankContext, request: StageRequest) -> StageOutput:
+    """Numeric work on one rank, beside the columns (`pipeline.advantages`)."""
+    if context.group.rank != 0:
+        return StageOutput()
+    batch = context.plane.get(request.rollouts, request.reads)
+    result = compute_advantages(
+        batch,
+        context.config,
+        kl_coef=float(request.arguments["kl_coef"]),
+        estimator=request.arguments["estimator"],
+    )
+    columns = Rollouts(offsets=batch.offsets, token_columns=result.token_columns)
+    return StageOutput(columns=columns, num_rows=batch.num_rows, metrics=result.metrics)
+
+
+@stage_method("actor.evaluate")
+def evaluate_policy(context: RankContext, request: StageRequest) -> StageOutput:
+    """Held-out prompts, scored as in training; collective."""
+    _check_version(context, request)
+    context.sync_engine()
+    return StageOutput(metrics=evaluate_prompts(context, request))
+
+
+@stage_method("reward.evaluate")
+def evaluate_reward(context: RankContext, request: StageRequest) -> StageOutput:
+    """Accuracy on held-out pairs; collective."""
+    _check_version(context, request)
+    return StageOutput(metrics=evaluate_pairs(context, request))
+
+
+@stage_method("actor.update_actor", "critic.update_critic", "reward.update_reward")
+def update(context: RankContext, request: StageRequest) -> StageOutput:
+    """Mini-batches over the rollouts: forward, backward and optimizer steps. One version further."""
+    _check_version(context, request)
+    model = context.model(request.role)
+    batch = context.plane.get(request.rollouts, request.reads)
+    seed = seed_of(context.config.seed, "update", request.key.iteration)
+    metrics = model.update(my_mini_batches(context, batch, request, seed), request.arguments["loss"], seed=seed)
+    return StageOutput(num_rows=batch.num_rows, metrics={f"{request.role}/{k}": v for k, v in metrics.items()})
+
+
+def my_mini_batches(context: RankContext, batch: Rollouts, request: StageRequest, seed: int) -> Sequence[Rollouts]:
+    """This rank's rows of each mini-batch; may be empty."""
+    training = context.config.training
+    chosen = mini_batches(
+        batch.lengths,
+        batch["group"],
+        num_mini_batches=training.num_mini_batches,
+        num_epochs=training.num_epochs,
+        seed=seed,
+    )
+    parts = []
+    for rows in chosen:
+        shards = partition_by_tokens(batch.lengths[rows], batch["group"][rows], request.num_shards)
+        parts.append(batch.select(rows[shards[request.shard]]))
+    return parts
+
+
+def _check_version(context: RankContext, request: StageRequest) -> None:
+    if request.weights_version is None:
+        return
+    have = context.models[request.role].version
+    if have != request.weights_version:
+        raise RuntimeError(
+            f"{request.key.name} needs version {request.weights_version} of the {request.role}, this rank holds {have}"
+        )

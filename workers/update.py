@@ -1,0 +1,212 @@
+"""Mini-batch updates: micro-batches forward and backward, one optimizer step each.
+
+What a token weighs in the loss is fixed by the counts of the whole mini-batch over all ranks, and
+gradients are summed, so any cut into micro-batches and ranks gives the gradients of one process.
+Every rank runs the same number of forward passes, with an empty batch where it has no rows left:
+collectives never wait for a rank that is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from configs.schema import RunConfig
+from pipeline.balance import micro_batches
+from pipeline.losses import (
+    BatchTotals,
+    Loss,
+    LossBatch,
+    LossOutput,
+    ModelOutputs,
+    batch_totals,
+    loss_weights,
+    row_weights,
+)
+from pipeline.rollouts import Rollouts, offsets_of, sequence_ids
+from workers.optimizer import Optimizer, StepReport
+from workers.packed_model import PackedCausalLM, PackedModel
+from workers.packing import PackedBatch, pack
+
+EMPTY_ROWS = 2
+"""Rows of an empty micro-batch: a pair, since some losses want pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows of one forward pass. rows: their places in the batch; none in an empty micro-batch."""
+
+    rollouts: Rollouts
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updater:
+    """What the steps of an update share. `sequence_level`: the loss is one number per row (scores)."""
+
+    model: PackedModel
+    optimizer: Optimizer
+    loss: Loss
+    config: RunConfig
+    mesh: DeviceMesh
+    device: torch.device
+    sequence_level: bool
+
+    def run(self, mini_batches: Sequence[Rollouts]) -> dict[str, float]:
+        """One optimizer step for each mini-batch (this rank's rows of it, possibly none); collective.
+
+        Returns metrics that are equal on all ranks: loss and the loss function's metrics as means
+        over the steps that had something to learn from, gradient norm, learning rate, counts.
+        """
+        cuts = [self._cut(batch) for batch in mini_batches]
+        counts = self._gather_counts(mini_batches, cuts)
+        sums: dict[str, Tensor] = {}
+        reports = []
+        for batch, cut, of_ranks in zip(mini_batches, cuts, counts, strict=True):
+            tokens, sequences, groups = (int(n) for n in of_ranks[:, :3].sum(axis=0))
+            totals = BatchTotals(tokens=tokens, sequences=sequences, groups=groups)
+            number = int(of_ranks[:, 3].max())
+            for micro in padded(batch, cut, number):
+                self._accumulate(micro, totals, sums)
+            reports.append(self.optimizer.step(empty=self._nothing_in(totals)))
+        return {**self._global_means(sums, reports), **_step_metrics(reports, counts)}
+
+    def _cut(self, batch: Rollouts) -> list[MicroBatch]:
+        return cut_micro_batches(batch, self.config, split_groups=not self.sequence_level)
+
+    def _gather_counts(self, batches: Sequence[Rollouts], cuts: Sequence[Sequence[MicroBatch]]) -> np.ndarray:
+        """int64 [steps, ranks, 4]: tokens, sequences, groups, micro-batches."""
+        totals = [batch_totals(batch) for batch in batches]
+        mine = [[t.tokens, t.sequences, t.groups, len(c)] for t, c in zip(totals, cuts, strict=True)]
+        return gather(np.array(mine, dtype=np.int64).reshape(-1, 4), self.mesh, self.device).transpose(1, 0, 2)
+
+    def _accumulate(self, micro: MicroBatch, totals: BatchTotals, sums: dict[str, Tensor]) -> None:
+        """Forward and backward of one micro-batch; adds its part of the loss and the metrics."""
+        batch = micro.rollouts
+        packed = pack(batch, share_prompts=self.config.training.share_prompts, device=self.device)
+        weights = self._weights(micro, totals)
+        output = self.loss(self._outputs(packed, batch), self._loss_batch(batch, weights), self.config)
+        loss = (output.loss * weights).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._add_metrics(sums, output, loss.detach(), batch, weights, totals)
+
+    def _outputs(self, packed: PackedBatch, batch: Rollouts) -> ModelOutputs:
+        if not isinstance(self.model, PackedCausalLM):
+            values, scores = self.model(packed)
+            return ModelOutputs(values=packed.unpack(values), scores=scores)
+        log_probs, entropy = self.model(
+            packed,
+            temperature=loss_temperature(batch, self.config),
+            with_entropy=self.config.loss.entropy_coef != 0,
+        )
+        return ModelOutputs(
+            log_probs=packed.unpack(log_probs), entropy=None if entropy is None else packed.unpack(entropy)
+        )
+
+    def _loss_batch(self, batch: Rollouts, weights: Tensor) -> LossBatch:
+        columns = {n: torch.from_numpy(c).to(self.device) for n, c in batch.token_columns.items()}
+        return LossBatch(
+            columns=columns,
+            sequence_ids=torch.from_numpy(sequence_ids(batch.offsets)).to(self.device),
+            num_rows=batch.num_rows,
+            weights=weights,
+        )
+
+    def _weights(self, micro: MicroBatch, totals: BatchTotals) -> Tensor:
+        if self.sequence_level:
+            weights = row_weights(micro.rollouts, totals)
+        else:
+            weights = loss_weights(micro.rollouts, totals, self.config.loss)
+        return torch.from_numpy(weights if len(micro.rows) else np.zeros_like(weights)).to(self.device)
+
+    def _add_metrics(
+        self,
+        sums: dict[str, Tensor],
+        output: LossOutput,
+        loss: Tensor,
+        batch: Rollouts,
+        weights: Tensor,
+        totals: BatchTotals,
+    ) -> None:
+        if self.sequence_level:
+            shares = weights
+        else:
+            mask = torch.from_numpy(batch["response_mask"]).to(self.device)
+            shares = mask / max(totals.tokens, 1)
+        parts = {name: (metric * shares).sum() for name, metric in output.metrics.items()}
+        for name, part in {"loss": loss, **parts}.items():
+            sums[name] = sums[name] + part if name in sums else part
+
+    def _nothing_in(self, totals: BatchTotals) -> bool:
+        return (totals.groups if self.sequence_level else totals.tokens) == 0
+
+    def _global_means(self, sums: Mapping[str, Tensor], reports: Sequence[StepReport]) -> dict[str, float]:
+        if not sums:
+            return {}
+        stacked = torch.stack([sums[name].double() for name in sums])
+        if self.mesh.size() > 1:
+            dist.all_reduce(stacked, group=self.mesh.get_group())
+        steps = max(1, sum(not report.empty for report in reports))
+        return {name: float(total) / steps for name, total in zip(sums, stacked, strict=True)}
+
+
+def loss_temperature(batch: Rollouts, config: RunConfig) -> float:
+    """The sampling temperature where the tokens were sampled, so that ratios are of one distribution;
+    1 for data that no policy made (SFT)."""
+    sampled = "log_probs" in batch or "rollout_log_probs" in batch
+    return (config.rollout.temperature or 1.0) if sampled else 1.0
+
+
+def cut_micro_batches(batch: Rollouts, config: RunConfig, *, split_groups: bool) -> list[MicroBatch]:
+    """Cut by the token budget."""
+    groups = batch["group"] if "group" in batch else np.arange(batch.num_rows)
+    budget = config.training.max_tokens_per_micro_batch
+    rows = micro_batches(batch.lengths, groups, budget, split_groups=split_groups)
+    return [MicroBatch(rollouts=batch.select(r), rows=r) for r in rows]
+
+
+def padded(batch: Rollouts, cut: Sequence[MicroBatch], number: int) -> Iterator[MicroBatch]:
+    """`number` micro-batches: those of the cut, then empty ones."""
+    yield from cut
+    for _ in range(number - len(cut)):
+        yield MicroBatch(rollouts=empty_like(batch), rows=np.empty(0, dtype=np.int64))
+
+
+def empty_like(batch: Rollouts) -> Rollouts:
+    """Rows of one token with the batch's columns, all zero: computed, but counted nowhere."""
+    return Rollouts(
+        offsets=offsets_of([1] * EMPTY_ROWS),
+        token_columns={n: np.zeros(EMPTY_ROWS, c.dtype) for n, c in batch.token_columns.items()},
+        sample_columns={n: np.zeros(EMPTY_ROWS, c.dtype) for n, c in batch.sample_columns.items()},
+    )
+
+
+def gather(mine: np.ndarray, mesh: DeviceMesh, device: torch.device) -> np.ndarray:
+    """int64 [ranks, ...]: every rank's array of one shape (collective)."""
+    if mesh.size() == 1:
+        return mine[None]
+    own = torch.from_numpy(mine).to(device)
+    parts = [torch.empty_like(own) for _ in range(mesh.size())]
+    dist.all_gather(parts, own, group=mesh.get_group())
+    return torch.stack(parts).cpu().numpy()
+
+
+def _step_metrics(reports: Sequence[StepReport], counts: np.ndarray) -> dict[str, float]:
+    if not reports:
+        return {}
+    finite = [report.grad_norm for report in reports if not report.skipped]
+    return {
+        "grad_norm": float(np.mean(finite)) if finite else float("nan"),
+        "lr": reports[-1].lr,
+        "steps": float(len(reports)),
+        "skipped_steps": float(sum(report.skipped for report in reports)),
+        "empty_steps": float(sum(report.empty for report in reports)),
+        "tokens": float(counts[:, :, 0].sum()),
+        "micro_batches": float(counts[:, :, 3].max(axis=1).sum()),
+    }

@@ -1,0 +1,113 @@
+"""Built-in reward functions, and `extract_answer` for people who write their own.
+
+Each is called as `function(prompt, response, answer, **options)` for one sample and returns a number.
+`answer` is the data set's value (any JSON value; None where the data set has none). Importing this module needs
+the standard library only; it is imported in the reward process and by the configuration check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+Extraction = Literal["auto", "tags", "number", "last_line", "whole"]
+
+
+def extract_answer(text: str, how: Extraction = "auto") -> str | None:
+    """The answer inside a response; None when there is none of that form.
+
+    tags: the last `<answer>...</answer>`. number: the last number (thousands commas removed).
+    last_line: the last line that is not blank. whole: the text without surrounding space.
+    auto: tags, else number, else last_line.
+    """
+    if how == "auto":
+        found = (extract_answer(text, each) for each in ("tags", "number", "last_line"))
+        return next((answer for answer in found if answer is not None), None)
+    if how == "tags":
+        return _last(ANSWER_TAGS.findall(text))
+    if how == "number":
+        return _last(number.replace(",", "").rstrip(".") for number in NUMBER.findall(text))
+    if how == "last_line":
+        return _last(line for line in text.splitlines() if line.strip())
+    if how == "whole":
+        return text.strip()
+    raise ValueError(f"extract={how!r}; valid: auto, tags, number, last_line, whole")
+
+
+def _last(found: Any) -> str | None:
+    texts = [text.strip() for text in found]
+    return texts[-1] if texts else None
+
+
+def exact_match(
+    prompt: str, response: str, answer: Any, *, extract: Extraction = "whole", ignore_case: bool = False
+) -> float:
+    """1 when the extracted response equals the answer's text, space around both aside."""
+    given, wanted = extract_answer(response, extract), _text(answer)
+    if given is None:
+        return 0.0
+    return float(given.casefold() == wanted.casefold() if ignore_case else given == wanted)
+
+
+def contains(prompt: str, response: str, answer: Any, *, text: str | None = None, ignore_case: bool = False) -> float:
+    """1 when the response contains `text`, or the answer where no text is given."""
+    wanted = _text(answer) if text is None else text
+    return float(wanted.casefold() in response.casefold() if ignore_case else wanted in response)
+
+
+def regex(prompt: str, response: str, answer: Any, *, pattern: str, full: bool = False) -> float:
+    """1 when the pattern is found in the response (full: matches all of it)."""
+    find = re.fullmatch if full else re.search
+    return float(find(pattern, response, re.DOTALL) is not None)
+
+
+def length(
+    prompt: str,
+    response: str,
+    answer: Any,
+    *,
+    minimum: int = 0,
+    maximum: int | None = None,
+    unit: Literal["characters", "words"] = "characters",
+) -> float:
+    """1 inside [minimum, maximum]; outside it falls linearly with the distance over the violated bound, to 0."""
+    if unit not in ("characters", "words"):
+        raise ValueError(f"unit={unit!r}; valid: characters, words")
+    count = len(response) if unit == "characters" else len(response.split())
+    if count < minimum:
+        return count / minimum
+    if maximum is not None and count > maximum:
+        return max(0.0, 1.0 - (count - maximum) / max(maximum, 1))
+    return 1.0
+
+
+def reasoning_gym(
+    prompt: str, response: str, answer: Any, *, extract: Extraction = "auto", full_marks: bool = False
+) -> float:
+    """The score by the generator's own scorer, in [0, 1].
+
+    full_marks: a lower score than 1 counts as 0, so that the mean is an accuracy (many scorers give
+    part marks: 0.5 for 14 where 4 is right). answer: {"dataset": generator's name, "entry": the generated entry}. Raises ValueError for another answer.
+    """
+    import reasoning_gym as gym
+
+    if not isinstance(answer, Mapping) or not {"dataset", "entry"} <= set(answer):
+        raise ValueError('reasoning_gym needs answers {"dataset": ..., "entry": ...}: data of source reasoning_gym')
+    score = gym.get_score_answer_fn(answer["dataset"])
+    value = float(score(extract_answer(response, extract), answer["entry"]))
+    return float(value == 1.0) if full_marks else value
+
+
+def _text(answer: Any) -> str:
+    if answer is None:
+        raise ValueError("the sample has no answer to compare with: set data.answer_column")
+    return str(answer).strip()
+
+
+BUILT_IN: dict[str, Callable[..., float]] = {
+    function.__name__: function for function in (exact_match, contains, regex, length, reasoning_gym)
+}

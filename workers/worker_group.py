@@ -1,0 +1,263 @@
+"""The controller's side: rank actors placed through Dask, and the groups that hold one model.
+
+A `ResourcePool` is a set of ranks; a `WorkerGroup` is a role on a pool. Calling a stage dispatches
+it through the method's transfer protocol and returns when the pool's ranks have answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+from pipeline.mesh import ParallelMesh
+from pipeline.placement import pool_of, pool_ranks
+from pipeline.protocols import assignments
+from pipeline.stages import StageOutcome, StageSpec
+from workers.cluster import worker_addresses
+from workers.envelope import Envelope, RankError, RanksLost
+from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
+
+logger = logging.getLogger(__name__)
+GRACE_S = 5.0
+"""After one rank's failure the others may answer for this long, so that the root cause is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A placed rank actor."""
+
+    actor: Any
+    address: str
+    global_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourcePool:
+    """A set of ranks. Models of one pool take turns; those of different pools run at once."""
+
+    name: str
+    ranks: tuple[Rank, ...]
+    roles: tuple[str, ...]
+
+    @property
+    def mesh(self) -> ParallelMesh:
+        """FSDP2 shards over all ranks of a pool: pure data parallelism for the protocols."""
+        return ParallelMesh(dp=len(self.ranks))
+
+
+@dataclass
+class Ranks:
+    """All pools of a run in one incarnation.
+
+    `broken` is set by the first failure: survivors may sit in a collective for ever, so that all
+    are built again before the next call.
+    """
+
+    client: Client
+    config: RunConfig
+    run_dir: Path
+    roles: frozenset[str]
+    actor_class: type[RankActor] = RankActor
+    incarnation: int = 0
+    pools: dict[str, ResourcePool] = field(default_factory=dict)
+    broken: bool = False
+
+    async def build(self) -> None:
+        """Place an actor on every rank, join the pools' process groups, build the models.
+
+        Raises UserError when there are too few workers, RanksLost when one dies meanwhile.
+        """
+        self.incarnation += 1
+        layout = pool_ranks(self.config)
+        total = sum(len(ranks) for ranks in layout.values())
+        addresses = await self._addresses(total)
+        actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
+        for name, ranks in layout.items():
+            roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
+            members = tuple(Rank(actor=actors[g], address=addresses[g], global_rank=g) for g in ranks)
+            self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
+        self.broken = False
+        await asyncio.gather(*(self._set_up(pool) for pool in self.pools.values()))
+
+    async def _addresses(self, total: int) -> list[str]:
+        deadline = asyncio.get_running_loop().time() + self.config.cluster.start_timeout_s
+        while len(addresses := await worker_addresses(self.client, total)) < total:
+            if asyncio.get_running_loop().time() > deadline:
+                raise UserError(
+                    f"resources.num_ranks={total}: the cluster has {len(addresses)} workers with the resource `rank`"
+                )
+            await asyncio.sleep(0.1)
+        return addresses
+
+    async def _place(self, global_rank: int, address: str) -> Any:
+        key = f"rank-{global_rank}-{self.incarnation}-{uuid.uuid4().hex[:8]}"
+        future = self.client.submit(
+            self.actor_class, actor=True, workers=[address], allow_other_workers=False, key=key, pure=False
+        )
+        return await asyncio.wait_for(future, self.config.cluster.start_timeout_s)
+
+    async def _set_up(self, pool: ResourcePool) -> None:
+        timeout_s = self.config.cluster.call_timeout_s
+        (rendezvous,) = await self._answers(
+            [pool.ranks[0].actor.open_rendezvous()], pool.ranks[:1], timeout_s, "rendezvous"
+        )
+        specs = [
+            RankSpec(
+                config=self.config,
+                run_dir=str(self.run_dir),
+                pool=pool.name,
+                pool_rank=i,
+                pool_size=len(pool.ranks),
+                global_rank=rank.global_rank,
+                roles=pool.roles,
+                incarnation=self.incarnation,
+                rendezvous=rendezvous,
+            )
+            for i, rank in enumerate(pool.ranks)
+        ]
+        calls = [rank.actor.setup(spec) for rank, spec in zip(pool.ranks, specs, strict=True)]
+        for answer in await self._answers(calls, pool.ranks, timeout_s, f"setup of pool {pool.name}"):
+            logger.info("pool %s: %s", pool.name, answer)
+
+    def group(self, role: str) -> WorkerGroup:
+        """The worker group of a role."""
+        return WorkerGroup(ranks=self, pool=self.pools[pool_of(self.config, role)], role=role)
+
+    async def restart(self) -> None:
+        """End every worker process of the run and build the ranks again, one incarnation later."""
+        alive = set((await self.client.scheduler.identity())["workers"])
+        mine = [rank.address for pool in self.pools.values() for rank in pool.ranks if rank.address in alive]
+        self.pools.clear()
+        if mine:
+            await self.client.restart_workers(mine, timeout=self.config.cluster.start_timeout_s, raise_for_error=False)
+        await self.build()
+
+    async def close(self) -> None:
+        """End engines, reward processes and process groups; the workers stay for the next run."""
+        if self.broken:
+            return
+        everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
+        self.pools.clear()
+        if everyone:
+            await self._answers([rank.actor.shutdown() for rank in everyone], everyone, 60.0, "shutdown")
+
+    async def save(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
+        """Write the roles' weights, optimizers and schedules below `path`; returns their versions."""
+        return await self._state("save_checkpoint", path, roles)
+
+    async def load(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
+        """Load what `save` wrote, on any number of ranks; returns the roles' versions."""
+        return await self._state("load_checkpoint", path, roles)
+
+    async def _state(self, method: str, path: Path, roles: Sequence[str]) -> dict[str, int]:
+        versions: dict[str, int] = {}
+        for pool in self.pools.values():
+            mine = tuple(role for role in roles if role in pool.roles)
+            if mine:
+                calls = [getattr(rank.actor, method)(str(path), mine, self.incarnation) for rank in pool.ranks]
+                answers = await self._answers(calls, pool.ranks, self.config.cluster.call_timeout_s, method)
+                versions.update(answers[0])
+        return versions
+
+    async def _answers(
+        self, calls: Sequence[Awaitable[Envelope]], ranks: Sequence[Rank], timeout_s: float, what: str
+    ) -> list[Any]:
+        """Every rank's answer, in order. Raises the root cause when one fails; never waits for a
+        rank that hangs in a collective whose other side is gone."""
+        tasks = [asyncio.ensure_future(_answer(call, rank, what)) for call, rank in zip(calls, ranks, strict=True)]
+        done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in done if task.exception() is not None]
+        if not failed and not pending:
+            return [task.result() for task in tasks]
+        self.broken = True
+        if failed and pending:
+            _, pending = await asyncio.wait(pending, timeout=GRACE_S)
+        for task in pending:
+            task.cancel()
+        errors = [e for task in tasks if task.done() and not task.cancelled() and (e := task.exception()) is not None]
+        if not errors:
+            late = ", ".join(
+                f"{ranks[i].global_rank} ({ranks[i].address})" for i, t in enumerate(tasks) if t in pending
+            )
+            raise RanksLost(f"{what}: no answer from rank {late} within {timeout_s:.0f} s (cluster.call_timeout_s)")
+        raise min(errors, key=lambda error: not isinstance(error, RanksLost))
+
+
+async def _answer(call: Awaitable[Envelope], rank: Rank, what: str) -> Any:
+    where = f"{what} on rank {rank.global_rank}"
+    try:
+        envelope = await call
+    except (OSError, ValueError) as error:
+        # what Dask raises for an actor whose worker is gone
+        raise RanksLost(f"{where}: the worker {rank.address} is gone ({error})") from error
+    return envelope.unwrap(where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGroup:
+    """A role on its pool."""
+
+    ranks: Ranks
+    pool: ResourcePool
+    role: str
+
+    async def run(self, spec: StageSpec, *, arguments: Mapping[str, Any], weights_version: int | None) -> StageOutcome:
+        """Execute a stage: distribute by its protocol, wait for the ranks, collect their answers.
+
+        Raises UserError, RankError or RanksLost.
+        """
+        reads = tuple(n.rstrip("?") for n in spec.call.reads if not n.endswith("?") or n[:-1] in spec.rollouts.columns)
+        assigned = assignments(spec.call.protocol, self.pool.mesh)
+        requests = [
+            StageRequest(
+                key=spec.key,
+                role=self.role,
+                method=spec.call.method,
+                rollouts=spec.rollouts,
+                reads=reads,
+                shard=a.shard,
+                num_shards=a.num_shards,
+                collect=a.collect,
+                incarnation=self.ranks.incarnation,
+                weights_version=weights_version,
+                arguments=arguments,
+            )
+            for a in assigned
+        ]
+        ranks = self.pool.ranks
+        calls = [r.actor.run_stage(q) for r, q in zip(ranks, requests, strict=True)]
+        timeout_s = self.ranks.config.cluster.call_timeout_s
+        replies: list[RankReply] = await self.ranks._answers(calls, ranks, timeout_s, spec.key.name)
+        return _outcome(replies)
+
+    async def manifest(self, spec: StageSpec) -> Any:
+        """The manifest of the columns that the pool's first rank has written."""
+        first = self.pool.ranks[0]
+        return (await first.actor.manifest(spec.key)).unwrap(spec.key.name)
+
+
+def _outcome(replies: Sequence[RankReply]) -> StageOutcome:
+    """One outcome of all ranks' replies; the first rank that has a metric says it."""
+    metrics: dict[str, float] = {}
+    for reply in reversed(replies):
+        metrics.update(reply.metrics)
+    holders = [reply for reply in replies if reply.holder is not None]
+    columns = {name: str(holders[0].holder) for name in holders[0].columns} if holders else {}
+    return StageOutcome(
+        num_rows=max(reply.num_rows for reply in replies),
+        columns=columns,
+        metrics=metrics,
+        seconds=max(reply.seconds for reply in replies),
+    )
+
+
+__all__ = ["RankError", "Ranks", "RanksLost", "ResourcePool", "WorkerGroup"]
