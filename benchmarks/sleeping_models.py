@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.rollouts import TOKEN_COLUMNS, Array, Rollouts, offsets_of
 from workers.data_plane import DataPlane
 from workers.rank_actor import RankActor, RankSpec, StageRequest
-from workers.rank_context import StageOutput
-from workers.stage_methods import StageMethod
+from workers.stage_output import StageOutput
+
+if TYPE_CHECKING:
+    from workers.stage_methods import StageMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +55,17 @@ class SleepingRank(RankActor):
 
 def run_stage(context: SleepingContext, request: StageRequest) -> StageOutput:
     """Sleep, then make the columns that the call's row of the table says it writes."""
+    ends = time.perf_counter() + context.sizes.sleep_s
+    output = make_output(context, request)
+    time.sleep(max(0.0, ends - time.perf_counter()))
+    return output
+
+
+def make_output(context: SleepingContext, request: StageRequest) -> StageOutput:
+    """Random columns, made while the model would be computing."""
     from pipeline.calls import CALLS
 
-    time.sleep(context.sizes.sleep_s)
-    call = CALLS[f"{request.role}.{request.method}"]
-    sizes = context.sizes
+    call, sizes = CALLS[f"{request.role}.{request.method}"], context.sizes
     metrics = {"kl": 0.0} if call.method == "compute_advantages" else {}
     if call.kind == "state" or not context.first:
         return StageOutput(num_rows=sizes.num_samples, metrics=metrics)

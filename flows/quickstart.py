@@ -14,6 +14,8 @@ from configs.checks import check_config
 from configs.loader import load_config
 from configs.schema import RunConfig
 from flows.quickstart_task import write_task
+from storage.metrics import read_metrics
+from storage.plots import plot_run, series, text_plot
 
 STAGES = ("sft", "reward", "ppo")
 DATA = "quickstart-data"
@@ -93,15 +95,21 @@ def quickstart(parent: Path, *, quiet: bool = False) -> dict[str, Any]:
     runs, stopped = asyncio.run(_run_chain(parent, data, say, quiet=quiet))
     document: dict[str, Any] = {"status": "stopped" if stopped else "completed", "runs": runs}
     if stopped:
-        say(f"stopped; go on with: hybridflow resume {list(runs.values())[-1]}")
+        say(
+            f"stopped; `hybridflow resume {list(runs.values())[-1]}` finishes this run, "
+            "`hybridflow quickstart` starts afresh"
+        )
         return document
+    say("judging the models on held-out rows")
     judgement = judge(data, Path(runs["sft"]), Path(runs["reward"]), Path(runs["ppo"]))
+    plot = plot_run(runs["ppo"])
     seconds = time.perf_counter() - started
-    _report(judgement, Path(runs["ppo"]), seconds, say)
+    _report(judgement, Path(runs["ppo"]), plot, seconds, say)
     return document | {
         **asdict(judgement),
         "within_bounds": judgement.within_bounds,
         "bounds": {"pair_accuracy": MIN_PAIR_ACCURACY, "rule_gain": MIN_RULE_GAIN, "kl": MAX_KL},
+        "plot": str(plot),
         "seconds": seconds,
     }
 
@@ -140,51 +148,50 @@ def stage_config(stage: str, parent: Path, data: Path, runs: dict[str, str]) -> 
 
 def judge(data: Path, sft: Path, reward: Path, ppo: Path, *, seed: int = 0) -> Judgement:
     """The three numbers, from the runs' last checkpoints."""
-    from flows.quickstart_evaluation import exported, kl_per_sequence, pair_accuracy, read_rows, sample_replies
+    from flows import quickstart_evaluation as evaluation
 
-    before_dir, after_dir = exported(sft, "actor"), exported(ppo, "actor")
-    prompts = [row["prompt"] for row in read_rows(data / "prompts_heldout.jsonl")]
+    prompts = [row["prompt"] for row in evaluation.read_rows(data / "prompts_heldout.jsonl")]
+    pairs = evaluation.read_rows(data / "pairs_heldout.jsonl")
     limit = load_config("quickstart_ppo").rollout.max_new_tokens
-    before = sample_replies(before_dir, prompts, max_new_tokens=limit, seed=seed)
-    after = sample_replies(after_dir, prompts, max_new_tokens=limit, seed=seed)
-    return Judgement(
-        pair_accuracy=pair_accuracy(exported(reward, "reward"), read_rows(data / "pairs_heldout.jsonl")),
-        rule_before=before.rule,
-        rule_after=after.rule,
-        kl=kl_per_sequence(after, before_dir),
-    )
+    with evaluation.quiet_libraries():
+        before_dir, after_dir = evaluation.exported(sft, "actor"), evaluation.exported(ppo, "actor")
+        before = evaluation.sample_replies(before_dir, prompts, max_new_tokens=limit, seed=seed)
+        after = evaluation.sample_replies(after_dir, prompts, max_new_tokens=limit, seed=seed)
+        return Judgement(
+            pair_accuracy=evaluation.pair_accuracy(evaluation.exported(reward, "reward"), pairs),
+            rule_before=before.rule,
+            rule_after=after.rule,
+            kl=evaluation.kl_per_sequence(after, before_dir),
+        )
 
 
-def _report(judgement: Judgement, run: Path, seconds: float, say: Callable[[str], None]) -> None:
+def _report(judgement: Judgement, run: Path, plot: Path, seconds: float, say: Callable[[str], None]) -> None:
+    last = load_config("quickstart_ppo").training.num_iterations - 1
     say("")
     for line in judgement.lines():
         say(line)
     if not judgement.within_bounds:
         say("A number is outside its bound: that is a fault, please report it with the run directory.")
     say("")
-    say(_plots(run))
+    for line in _charts(run):
+        say(line)
     say(
-        f"\nThe PPO run is in {run} ({seconds:.0f} s in all). Next:\n"
+        f"drawn: {plot}\n\n"
+        f"The PPO run is in {run} ({seconds:.0f} s in all). Next:\n"
         f"  hybridflow rollouts show {run} --iteration 0\n"
-        f"      what the policy said at first, and its rewards; --iteration 19 at the end\n"
-        f"  hybridflow resume {run} --set training.num_iterations=40\n"
+        f"      what the policy said at first, with rewards and advantages; --iteration {last}: at the end\n"
+        f"  hybridflow resume {run} --set training.num_iterations={2 * (last + 1)}\n"
         f"      train on\n"
         f"  hybridflow ui\n"
         f"      the runs in Prefect's web page"
     )
 
 
-def _plots(run: Path) -> str:
-    """Reward and KL of each iteration as text, and the path of the drawn ones."""
-    from storage.metrics import read_metrics
-    from storage.plots import plot_run, series, text_plot
-
+def _charts(run: Path) -> list[str]:
+    """Reward and KL of each iteration as text."""
     lines = read_metrics(run / "metrics.jsonl")
-    charts = [
-        text_plot(series(lines, name)[1], height=4, label=label)
-        for name, label in {"reward_mean": "reward of each iteration", "kl": "KL of each iteration"}.items()
-    ]
-    return "\n".join([*charts, f"drawn: {plot_run(run)}"])
+    shown = {"reward_mean": "reward of each iteration", "kl": "KL of each iteration, nats a reply"}
+    return [text_plot(series(lines, name)[1], height=4, label=label) for name, label in shown.items()]
 
 
 def _line(what: str, value: str, bound: str) -> str:

@@ -7,7 +7,9 @@ pairs. Models are exported from checkpoints to Hugging Face directories and load
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +49,20 @@ class Replies:
     def rule(self) -> float:
         """The rule's mean score."""
         return sum(map(rule_score, self.texts)) / len(self.texts)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Progress bars and notes of the libraries are no news to somebody who waits for three numbers."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+    if bars:
+        logging.enable_progress_bar()
 
 
 def exported(run_dir: Path, role: str) -> Path:

@@ -65,6 +65,7 @@ class Session:
             controller_log(directory.logs),
             LiveView(config.training.num_iterations, quiet=self.quiet) as view,
         ):
+            self.stop.note = view.note
             execution = RunExecution(config=config, directory=directory, client=self.client, view=view, stop=self.stop)
             result = await run_flow(execution)
         return RunSummary(

@@ -20,10 +20,13 @@ from typing import Any
 PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "workers.role_model"]
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0, backend: str = "gloo"
+) -> list[Any]:
     """Results of `fn(rank, world_size, *args)` on every rank, in rank order.
 
-    `fn` is a module-level function. The gloo process group is initialised before the call.
+    `fn` is a module-level function. The process group is initialised before the call; backend: gloo, or
+    nccl with the GPU of the rank's number.
     Raises RuntimeError with the rank's traceback when a rank fails, TimeoutError when one hangs.
     """
     multiprocessing.set_forkserver_preload(PRELOAD)
@@ -32,7 +35,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
         store = str(Path(folder) / "store")
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         ranks = [
-            context.Process(target=_rank_main, args=(fn, rank, world_size, store, pipes[rank][1], args))
+            context.Process(target=_rank_main, args=(fn, rank, world_size, store, pipes[rank][1], args, backend))
             for rank in range(world_size)
         ]
         try:
@@ -69,14 +72,22 @@ def _result(rank: int, pipe: Connection, timeout_s: float) -> Any:
 
 
 def _rank_main(
-    fn: Callable[..., Any], rank: int, world_size: int, store: str, pipe: Connection, args: tuple[Any, ...]
+    fn: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    store: str,
+    pipe: Connection,
+    args: tuple[Any, ...],
+    backend: str,
 ) -> None:
     os.environ.update(OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(world_size))
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
         # plain pickle: the pipe's own would share a tensor's memory, which ends with this process
         reply = pickle.dumps((True, fn(rank, world_size, *args)))

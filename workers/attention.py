@@ -10,15 +10,20 @@ The packing travels as the keyword `packing` through the model's forward. Two ex
 from __future__ import annotations
 
 import importlib
+import inspect
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from workers.packing import PackedBatch, Segments
 
 NAME = "hybridflow_packed"
+GQA_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Grouped heads must be announced in later releases of torch; 2.11 takes them as they come."""
 
 
 def register() -> None:
@@ -67,12 +72,12 @@ def _refuse(module: nn.Module, mask: Tensor | None, dropout: float, kwargs: dict
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     if segments.key_index is not None:
         k, v = k.index_select(0, segments.key_index), v.index_select(0, segments.key_index)
-    output = varlen_attn(
+    grouped = GQA_FLAG and q.shape[1] != k.shape[1]
+    attend = partial(varlen_attn, enable_gqa=True) if grouped else varlen_attn
+    output = attend(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
@@ -82,7 +87,6 @@ def _varlen(
         max(map(sum, zip(segments.queries, segments.prompts, strict=True))),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     assert isinstance(output, Tensor)
     return output[None]

@@ -27,8 +27,8 @@ def local_settings(threads_per_rank: int) -> dict[str, object]:
             "PYTHONSAFEPATH": "1",
             "TOKENIZERS_PARALLELISM": "false",
         },
-        # torch and the models' code are imported while the rest of the run comes up
-        "distributed.worker.preload": ["workers.rank_context"],
+        # see workers.preload
+        "distributed.worker.preload": ["workers.preload"],
         "distributed.admin.tick.limit": "30s",
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,

@@ -27,8 +27,9 @@ from workers.envelope import Envelope, enveloped
 if TYPE_CHECKING:
     from workers.data_plane import DataPlane
     from workers.process_group import TCPStore
-    from workers.rank_context import RankContext, StageOutput
+    from workers.rank_context import RankContext
     from workers.stage_methods import StageMethod
+    from workers.stage_output import StageOutput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.placement import needs_model
-from pipeline.rollouts import Array, Rollouts
+from pipeline.rollouts import Array
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
 from workers.device import choose_device
@@ -29,19 +27,6 @@ from workers.role_model import RoleModel
 
 if TYPE_CHECKING:
     from workers.rank_actor import RankSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOutput:
-    """What a stage method gives its rank.
-
-    columns: the new columns, on the pool's first rank only. new_rows: they define the rows.
-    """
-
-    columns: Rollouts | None = None
-    new_rows: bool = False
-    num_rows: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class RankContext:

@@ -91,16 +91,17 @@ class RoleModel:
         return self.optimizer is not None
 
     def compute_log_prob(
-        self, batch: Rollouts, *, temperature: float = 1.0, with_entropy: bool = True
+        self, batch: Rollouts, *, temperature: float = 1.0, with_entropy: bool | None = None
     ) -> dict[str, Array]:
-        """float32 [T] `log_probs` and, unless switched off, `entropy`; 0 where nothing is predicted."""
+        """float32 [T] `log_probs` and `entropy` (None: the actor's only); 0 where nothing is predicted."""
+        entropy_too = self.role == "actor" if with_entropy is None else with_entropy
 
         def forward(packed: PackedBatch) -> dict[str, Tensor]:
-            log_probs, entropy = self.model(packed, temperature=temperature, with_entropy=with_entropy)
+            log_probs, entropy = self.model(packed, temperature=temperature, with_entropy=entropy_too)
             columns = {"log_probs": packed.unpack(log_probs)}
             return columns if entropy is None else {**columns, "entropy": packed.unpack(entropy)}
 
-        names = ("log_probs", "entropy") if with_entropy else ("log_probs",)
+        names = ("log_probs", "entropy") if entropy_too else ("log_probs",)
         return self._columns(batch, forward, dict.fromkeys(names, batch.num_tokens), by_row=False)
 
     def compute_values(self, batch: Rollouts) -> dict[str, Array]:

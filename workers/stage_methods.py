@@ -21,8 +21,9 @@ from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
 from workers.generation import generate_rollouts
 from workers.process_group import gather_to_first
-from workers.rank_context import RankContext, StageOutput
+from workers.rank_context import RankContext
 from workers.scoring import score_rewards
+from workers.stage_output import StageOutput
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest

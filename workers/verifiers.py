@@ -91,7 +91,8 @@ def reasoning_gym(
     """The score by the generator's own scorer, in [0, 1].
 
     full_marks: a lower score than 1 counts as 0, so that the mean is an accuracy (many scorers give
-    part marks: 0.5 for 14 where 4 is right). answer: {"dataset": generator's name, "entry": the generated entry}. Raises ValueError for another answer.
+    part marks: 0.5 for 14 where 4 is right).
+    answer: {"dataset": generator's name, "entry": the generated entry}. Raises ValueError for another answer.
     """
     import reasoning_gym as gym
 

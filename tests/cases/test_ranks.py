@@ -98,6 +98,21 @@ def test_forward_passes_do_not_depend_on_ranks(tmp_path: Path) -> None:
             np.testing.assert_allclose(part[name], whole[name][keep], atol=1e-5)
 
 
+def three_updates(rank: int, world_size: int, config: RunConfig, rollouts: Rollouts) -> State:
+    model = build("actor", config, world_mesh())
+    for seed in range(3):
+        model.update([row_shares(rollouts, rank, world_size)], "clipped", seed=seed)
+    return model.full_state()
+
+
+def test_updates_on_the_same_number_of_ranks_are_bitwise_repeatable(tmp_path: Path) -> None:
+    rollouts = grouped_rollouts([2, 5, 3], [[3, 4], [9], [6]])
+    actor = {"optimizer": {"lr": 1e-2}}
+    config = run_config(tiny_model_dir(tmp_path), kl={"placement": "none"}, actor=actor)
+    first, again = (run_ranks(three_updates, 3, config, rollouts)[0] for _ in range(2))
+    assert max_difference(first, again) == 0
+
+
 def full_state(rank: int, world_size: int, config: RunConfig, path: str, rollouts: Rollouts | None) -> Any:
     """Train and save when rollouts are given, else load; the whole state either way."""
     model = build("actor", config, world_mesh())

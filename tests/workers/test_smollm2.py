@@ -100,3 +100,15 @@ def test_the_converted_model_answers(directory: Path) -> None:
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     reply = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
     assert "Paris" in tokenizer.decode(reply)
+
+
+def test_the_presets_reward_is_an_accuracy_without_part_marks() -> None:
+    import reasoning_gym as gym
+
+    from workers.verifiers import reasoning_gym
+
+    (reward,) = load_config("smollm2_grpo").rewards.functions
+    entry = {**gym.create_dataset("chain_sum", seed=0, size=1)[0], "answer": "4"}
+    answer = {"dataset": "chain_sum", "entry": entry}
+    scores = [reasoning_gym("", text, answer, **reward.options) for text in ("It is 4.", "14", "none")]
+    assert scores == [1.0, 0.0, 0.0]

@@ -1,0 +1,63 @@
+"""The quickstart, whole: the numbers that the README states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import quickstart as module
+from storage.run_directory import RunDirectory
+
+STAGES = ("sft", "reward", "ppo")
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quickstart runs")
+
+
+@pytest.fixture(scope="module")
+def document(parent: Path) -> dict[str, Any]:
+    return module.quickstart(parent, quiet=True)
+
+
+def test_the_reward_model_is_right_on_held_out_pairs(document: dict[str, Any]) -> None:
+    assert document["pair_accuracy"] >= module.MIN_PAIR_ACCURACY >= 0.8
+
+
+def test_the_rule_scores_held_out_replies_higher_after_ppo(document: dict[str, Any]) -> None:
+    assert document["rule_after"] - document["rule_before"] >= module.MIN_RULE_GAIN
+
+
+def test_the_policy_stays_near_the_reference(document: dict[str, Any]) -> None:
+    assert 0 < document["kl"] <= module.MAX_KL
+    assert document["within_bounds"]
+
+
+def test_the_document_is_json_and_names_the_run_directories(document: dict[str, Any], parent: Path) -> None:
+    assert json.loads(json.dumps(document)) == document
+    assert document["status"] == "completed"
+    for stage in STAGES:
+        run = RunDirectory.open(document["runs"][stage])
+        assert run.path.parent == parent.resolve()
+        assert run.config().resources.num_ranks == 2
+
+
+def test_a_drawing_is_in_the_ppo_run(document: dict[str, Any]) -> None:
+    png = Path(document["plot"])
+    assert png.is_relative_to(document["runs"]["ppo"])
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exported_policy_is_what_transformers_loads(document: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = RunDirectory.open(document["runs"]["ppo"]).exports / "actor"
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    ids = tokenizer("customer : where is my order ? agent :", return_tensors="pt")["input_ids"]
+    reply = tokenizer.decode(model.generate(ids, max_new_tokens=28, do_sample=False)[0, ids.shape[1] :])
+    assert "." in reply and "<unk>" not in reply
