@@ -28,6 +28,8 @@ from pipeline.turns import PoolTurns
 from storage.records import StageRecord
 from workers.worker_group import Ranks, RanksLost
 
+KL_SITES = {"actor.compute_advantages", "actor.update_actor"}
+
 
 class StopRequested(Exception):
     """The user asked to stop; raised at a stage boundary."""
@@ -103,7 +105,8 @@ class Controller:
         return outcome
 
     def _extra_arguments(self, spec: StageSpec) -> dict[str, Any]:
-        return {"kl_coef": self.kl.coef} if spec.call.site == "actor.compute_advantages" else {}
+        """The KL coefficient of this moment: the controller adapts it, the stages that use it are told."""
+        return {"kl_coef": self.kl.coef} if spec.call.site in KL_SITES else {}
 
     async def settle(self) -> None:
         """Wait until everything that was computed is committed."""

@@ -21,9 +21,13 @@ from flows.logs import controller_log
 from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import LocalPrefectServer
 from flows.signals import StopRequest
+from flows.sinks import check_sinks
 from pipeline.placement import pool_sizes
 from storage.run_directory import RunDirectory
 from workers.cluster import dask_client
+from workers.engines.sglang_probe import check_engine
+from workers.rank_actor import RankActor
+from workers.rewards import check_reward_functions
 
 PREFECT_HOME = ".prefect"
 
@@ -49,6 +53,7 @@ class Session:
     stop: StopRequest
     parent: Path
     quiet: bool
+    actor_class: type[RankActor] = RankActor
 
     async def run(self, config: RunConfig) -> RunSummary:
         """Run a configuration to its end, or to the user's stop."""
@@ -66,7 +71,14 @@ class Session:
             LiveView(config.training.num_iterations, quiet=self.quiet) as view,
         ):
             self.stop.note = view.note
-            execution = RunExecution(config=config, directory=directory, client=self.client, view=view, stop=self.stop)
+            execution = RunExecution(
+                config=config,
+                directory=directory,
+                client=self.client,
+                view=view,
+                stop=self.stop,
+                actor_class=self.actor_class,
+            )
             result = await run_flow(execution)
         return RunSummary(
             run_dir=str(directory.path),
@@ -107,9 +119,17 @@ def ranks_needed(config: RunConfig) -> int:
     return sum(pool_sizes(config).values())
 
 
+def check(config: RunConfig) -> None:
+    """Everything that can be said of a configuration before a process is started. Raises UserError."""
+    check_config(config)
+    check_sinks(config.logging)
+    check_reward_functions(config)
+    check_engine(config)
+
+
 def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -> RunSummary:
     """Run a configuration. Raises UserError for a user's mistake, before anything is started."""
-    check_config(config)
+    check(config)
     parent = parent or Path(config.output)
 
     async def go() -> RunSummary:
@@ -123,7 +143,7 @@ def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False)
     """Go on with a run. Raises UserError when there is nothing to resume."""
     directory = RunDirectory.open(run_dir)
     config = apply_overrides(directory.config(), overrides)
-    check_config(config)
+    check(config)
 
     async def go() -> RunSummary:
         parent = directory.path.parent

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from distributed import Worker
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 

@@ -120,10 +120,13 @@ class RoleModel:
 
         return self._columns(batch, forward, {"scores": batch.num_rows}, by_row=True)["scores"]
 
-    def update(self, mini_batches: Sequence[Rollouts], loss: str, *, seed: int) -> dict[str, float]:
+    def update(
+        self, mini_batches: Sequence[Rollouts], loss: str, *, seed: int, kl_coef: float | None = None
+    ) -> dict[str, float]:
         """An optimizer step for each mini-batch, of which this rank passes its rows; `version` + 1.
 
-        seed: for losses that draw random numbers. Returns metrics equal on all ranks (see Updater.run).
+        seed: for losses that draw random numbers. kl_coef: of a KL term in the loss, where it adapts; None: the
+        configured one. Returns metrics equal on all ranks (see Updater.run).
         Raises TrainingDiverged, as the optimizer says, and ValueError for a role that is not trained.
         """
         if self.optimizer is None:
@@ -132,7 +135,7 @@ class RoleModel:
             model=self.model,
             optimizer=self.optimizer,
             loss=get_loss(loss),
-            config=self.config,
+            config=_with_kl_coef(self.config, kl_coef),
             mesh=self.mesh,
             device=self.device,
             sequence_level=self.role in ("reward", "cost"),
@@ -248,3 +251,9 @@ def _scatter(
     index = micro.rows if by_row else ranges(batch.offsets[micro.rows], batch.lengths[micro.rows])
     for name, column in columns.items():
         column[index] = outputs[name].float().cpu().numpy()
+
+
+def _with_kl_coef(config: RunConfig, coef: float | None) -> RunConfig:
+    if coef is None or coef == config.kl.coef:
+        return config
+    return config.model_copy(update={"kl": config.kl.model_copy(update={"coef": coef})})

@@ -22,7 +22,7 @@ def score_rewards(context: RankContext, batch: Rollouts) -> tuple[dict[str, Arra
         parts["reward/model"] = np.asarray(context.model("reward").compute_scores(batch), dtype=np.float32)
         weights["reward/model"] = rewards.model_weight
     functions = function_scores(context, batch)
-    parts |= {f"reward/{name}": scores for name, scores in (functions.parts | functions.details).items()}
+    parts |= {f"reward/{name}": scores for name, scores in {**functions.parts, **functions.details}.items()}
     for name, function in zip(reward_names(rewards.functions), rewards.functions, strict=True):
         weights[f"reward/{name}"] = function.weight
     total = np.zeros(batch.num_rows, dtype=np.float64)

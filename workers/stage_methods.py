@@ -242,7 +242,8 @@ def update(context: RankContext, request: StageRequest) -> StageOutput:
     model = context.model(request.role)
     batch = context.plane.get(request.rollouts, request.reads)
     seed = seed_of(context.config.seed, "update", request.key.iteration)
-    metrics = model.update(my_mini_batches(context, batch, request, seed), request.arguments["loss"], seed=seed)
+    parts = my_mini_batches(context, batch, request, seed)
+    metrics = model.update(parts, request.arguments["loss"], seed=seed, kl_coef=request.arguments.get("kl_coef"))
     return StageOutput(num_rows=batch.num_rows, metrics={f"{request.role}/{k}": v for k, v in metrics.items()})
 
 

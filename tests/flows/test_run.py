@@ -1,0 +1,149 @@
+"""One run through everything: Prefect, Dask, FSDP2 ranks, Zarr, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.run import RunSummary, session
+from pipeline.trace import trace
+from storage.metrics import read_metrics
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+from tests.flows.ranks import PaddingForbidden
+from tests.flows.tiny_runs import final_weights, largest_difference, ppo_config, write_inputs
+
+PLACEMENTS = {
+    "all together": {"num_ranks": 2},
+    "all apart": {
+        "num_ranks": 4,
+        "pools": {name: {"ranks": 1} for name in "abcd"},
+        "placement": {"actor": "a", "critic": "b", "reference": "c", "reward": "d"},
+    },
+    "actor and reference, critic and reward": {
+        "num_ranks": 4,
+        "pools": {"policy": {"ranks": 2}, "value": {"ranks": 2}},
+        "placement": {"actor": "policy", "reference": "policy", "critic": "value", "reward": "value"},
+    },
+    "actor alone": {
+        "num_ranks": 3,
+        "pools": {"actor": {"ranks": 1}, "rest": {"ranks": 2}},
+        "placement": {"actor": "actor", "critic": "rest", "reference": "rest", "reward": "rest"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
+    """A run, and one optimizer update on its first rollouts under each placement."""
+    folder = tmp_path_factory.mktemp("runs")
+    inputs = write_inputs(folder)
+
+    async def everything() -> dict[str, RunSummary]:
+        config = ppo_config(inputs)
+        async with session(config, parent=folder, num_workers=4, quiet=True) as open_session:
+            careful = type(open_session)(**{**vars(open_session), "actor_class": PaddingForbidden})
+            done = {"run": await careful.run(config)}
+            for name, resources in PLACEMENTS.items():
+                again = ppo_config(
+                    inputs,
+                    name=name.replace(" ", "_"),
+                    training={"num_iterations": 1},
+                    resources={**resources, "device": "cpu"},
+                )
+                directory = RunDirectory.create(again, folder)
+                shutil.copytree(Path(done["run"].run_dir) / "rollouts" / "00000000", directory.rollouts / "00000000")
+                done[name] = await open_session.resume(directory, again)
+            return done
+
+    return asyncio.run(everything())
+
+
+def test_the_run_completes_without_padding_anywhere(finished: dict[str, RunSummary]) -> None:
+    assert finished["run"].status == "completed"
+    assert finished["run"].iterations == 2
+
+
+def test_what_ran_is_what_was_traced(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["run"].run_dir)
+    expected = {call.stage: call for call in trace(directory.config())}
+    for iteration in (0, 1):
+        stages = RolloutStore(directory.rollouts).stages(iteration)
+        assert set(stages) == set(expected)
+        for name, record in stages.items():
+            written = {c for c in record.columns if not c.startswith("reward/")}
+            assert written == set(expected[name].writes), name
+
+
+def test_rollouts_hold_the_columns_of_every_model(finished: dict[str, RunSummary]) -> None:
+    batch = RolloutStore(RunDirectory.open(finished["run"].run_dir).rollouts).read(1)
+    mask = batch["response_mask"].astype(bool)
+    assert np.abs(batch["log_probs"] - batch["rollout_log_probs"])[mask].max() < 1e-4
+    assert (batch["policy_version"][mask] == 1).all() and (batch["policy_version"][~mask] == -1).all()
+    assert np.allclose(batch["reward"], batch["reward/model"])
+    assert (np.bincount(batch["group"]) == 2).all()
+    assert np.abs(batch["advantages"][mask]).max() > 0 and not batch["advantages"][~mask].any()
+    assert np.array_equal(batch["prompt_length"] + batch["response_length"], batch.lengths)
+
+
+def test_metrics_are_written_once_per_iteration(finished: dict[str, RunSummary]) -> None:
+    rows = read_metrics(RunDirectory.open(finished["run"].run_dir).metrics)
+    assert [row["iteration"] for row in rows] == [0, 1]
+    for name in (
+        "reward_mean",
+        "kl",
+        "entropy_mean",
+        "response_length_mean",
+        "actor/loss",
+        "critic/loss",
+        "tokens_per_second",
+        "time/actor.update_actor",
+    ):
+        assert name in rows[-1], name
+
+
+def test_every_placement_gives_the_same_update(finished: dict[str, RunSummary], tmp_path: Path) -> None:
+    """The paper's placements change where models are, never what they compute (1e-6, float32)."""
+    for role in ("actor", "critic"):
+        weights = {name: final_weights(Path(finished[name].run_dir), role, tmp_path) for name in PLACEMENTS}
+        for name in PLACEMENTS:
+            assert largest_difference(weights["all together"], weights[name]) < 1e-6, (role, name)
+
+
+def test_placements_generated_nothing(finished: dict[str, RunSummary]) -> None:
+    for name in PLACEMENTS:
+        row = read_metrics(RunDirectory.open(finished[name].run_dir).metrics)[0]
+        assert row["stages_from_store"] == 6, "only the two updates run"
+
+
+async def test_prefect_shows_every_model_call_by_its_name(finished: dict[str, RunSummary]) -> None:
+    from prefect.client.orchestration import get_client
+
+    directory = RunDirectory.open(finished["run"].run_dir)
+    wanted = {f"{call.stage}[{i}]" for call in trace(directory.config()) for i in (0, 1)} | {
+        "checkpoint[1]",
+        "checkpoint[2]",
+    }
+    async with get_client() as client:
+        flow_runs = [r for r in await client.read_flow_runs() if r.name == directory.path.name]
+        assert [r.state_name for r in flow_runs] == ["Completed"]
+        names: dict[str, str] = {}
+        for _ in range(50):  # the server's recorder works in batches
+            runs = [r async for r in _task_runs(client, flow_runs[0].id)]
+            names = {r.name: r.state_name for r in runs}
+            if wanted <= set(names) and all(names[n] == "Completed" for n in wanted):
+                break
+            await asyncio.sleep(0.2)
+    assert {name: names.get(name) for name in wanted} == dict.fromkeys(wanted, "Completed")
+
+
+async def _task_runs(client: object, flow_run_id: object) -> AsyncIterator[object]:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    for run in await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))):  # type: ignore[attr-defined]
+        yield run
