@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
@@ -40,7 +42,25 @@ def save_role(path: Path, state: dict[str, Any], model: PreTrainedModel, group: 
     """Write the shards (collective over `group`), and the configuration on its first rank."""
     if dist.get_rank(group) == 0:
         save_config(path, model)
-    dcp_save(state, checkpoint_id=path, process_group=group)
+    dcp_save(state, checkpoint_id=path, process_group=group, planner=WithoutEmptyShards())
+
+
+class WithoutEmptyShards(DefaultSavePlanner):
+    """Leaves out shards without elements.
+
+    A parameter shorter than the ranks (a score head of one row) leaves some of them an empty shard. DCP
+    tells shards apart by their offset, which an empty one shares with its neighbour, and may then drop the
+    neighbour's data as a duplicate.
+    """
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_empty(item)])
+        return self.plan
+
+
+def _is_empty(item: WriteItem) -> bool:
+    return item.tensor_data is not None and 0 in item.tensor_data.chunk.sizes and 0 not in item.tensor_data.size
 
 
 def load_role(path: Path, state: dict[str, Any], group: dist.ProcessGroup) -> Progress:

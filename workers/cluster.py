@@ -29,6 +29,8 @@ def local_settings(threads_per_rank: int) -> dict[str, object]:
         },
         # see workers.preload
         "distributed.worker.preload": ["workers.preload"],
+        # a worker that starts again is slow to import torch, not lost: the cluster must not close its nanny
+        "distributed.deploy.lost-worker-timeout": "1 hour",
         "distributed.admin.tick.limit": "30s",
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,

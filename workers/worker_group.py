@@ -27,6 +27,8 @@ from workers.envelope import Envelope, RankError, RanksLost
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
 
 logger = logging.getLogger(__name__)
+_PLACES: dict[str, tuple[int, int]] = {}
+"""Address of a worker process to the place (rank in its pool, size of the pool) that it has held."""
 GRACE_S = 5.0
 """After one rank's failure the others may answer for this long, so that the root cause is known."""
 
@@ -79,7 +81,8 @@ class Ranks:
         self.incarnation += 1
         layout = pool_ranks(self.config)
         total = sum(len(ranks) for ranks in layout.values())
-        addresses = await self._addresses(total)
+        places = [(i, len(ranks)) for ranks in layout.values() for i in range(len(ranks))]
+        addresses = await self._fresh_addresses(places)
         actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
             roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
@@ -87,6 +90,20 @@ class Ranks:
             self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
         self.broken = False
         await asyncio.gather(*(self._set_up(pool) for pool in self.pools.values()))
+
+    async def _fresh_addresses(self, places: list[tuple[int, int]]) -> list[str]:
+        """A worker for each place (rank in its pool, size of the pool).
+
+        A worker process that held another place in an earlier run is started anew: torch's DTensor caches
+        outlive a process group, and would take this rank for the earlier one.
+        """
+        addresses = await self._addresses(len(places))
+        stale = [a for a, place in zip(addresses, places, strict=True) if _PLACES.get(a, place) != place]
+        if stale:
+            await self.client.restart_workers(stale, timeout=self.config.cluster.start_timeout_s)
+            addresses = await self._addresses(len(places))
+        _PLACES.update(zip(addresses, places, strict=True))
+        return addresses
 
     async def _addresses(self, total: int) -> list[str]:
         deadline = asyncio.get_running_loop().time() + self.config.cluster.start_timeout_s

@@ -57,7 +57,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -
                     resources={**resources, "device": "cpu"},
                 )
                 directory = RunDirectory.create(again, folder)
-                shutil.copytree(Path(done["run"].run_dir) / "rollouts" / "00000000", directory.rollouts / "00000000")
+                first = Path(done["run"].run_dir) / "rollouts" / "00000000"
+                shutil.copytree(first, directory.rollouts / "00000000")
                 done[name] = await open_session.resume(directory, again)
             return done
 

@@ -1,0 +1,74 @@
+"""What the ranks of the reshard tests do: a sharded model, and plain tensors that stand for engine memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.reshard.engine_layout import engine_shapes
+from pipeline.reshard.geometry import ModelGeometry
+from pipeline.reshard.shapes import parameter_shapes
+from pipeline.reshard.sources import Source
+from tests.models import tiny_config
+from tests.pipeline.engine_oracle import engine_parameters
+from workers.parameters import whole_tensor
+from workers.reshard.placements import shard_placement
+from workers.reshard.verify import same_bits
+
+CPU = torch.device("cpu")
+UNWRITTEN = 7.0
+
+ODD = {"hidden_size": 30, "head_dim": 8, "vocab_size": 130}
+"""Sizes that 4 ranks do not divide, and a vocabulary whose last slice is all padding at TP 4."""
+
+
+def sharded_model(family: str, num_ranks: int, tp_size: int, *, seed: int = 0, **sizes: Any) -> nn.Module:
+    """A random 2-layer model over the first `num_ranks` ranks, each layer a unit, as roles shard theirs."""
+    arguments = tiny_config(family, **sizes)
+    config = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
+    torch.manual_seed(seed)
+    model: nn.Module = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too: ones and zeros would hide a mistake
+            parameter.normal_()
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    placement = shard_placement(model, num_ranks, tp_size)
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh, shard_placement_fn=placement)  # type: ignore[arg-type]
+    fully_shard(model, mesh=mesh, shard_placement_fn=placement)
+    return model
+
+
+def engine_memory(geometry: ModelGeometry, tp_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Parameters of one engine rank, not written yet."""
+    sources = [Source(name=name, shape=shape) for name, shape in parameter_shapes(geometry).items()]
+    shapes = engine_shapes(sources, geometry, tp_size)
+    return {name: torch.full(shape, UNWRITTEN, dtype=dtype) for name, shape in shapes.items()}
+
+
+def wrong_parameters(
+    model: nn.Module, geometry: ModelGeometry, engine: dict[str, Tensor], tp_size: int, tp_rank: int
+) -> list[str]:
+    """Names of engine parameters that are not the slice of the whole ones, or whose padding was written."""
+    whole = {name: whole_tensor(parameter) for name, parameter in model.named_parameters()}
+    wanted = engine_parameters(whole, geometry, tp_size, tp_rank, torch.cat)
+    wrong = [f"{name}: not in both" for name in engine.keys() ^ wanted.keys()]
+    for name, value in wanted.items():
+        held = engine[name]
+        if not same_bits(held[: len(value)], value.to(held.dtype)) or not (held[len(value) :] == UNWRITTEN).all():
+            wrong.append(name)
+    return wrong
+
+
+def addresses(engine: dict[str, Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in engine.items()}
+
+
+def world() -> Any:
+    return dist.group.WORLD

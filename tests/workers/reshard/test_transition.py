@@ -1,0 +1,182 @@
+"""Transitions over real gloo ranks, bit for bit against slices of whole parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.reshard.geometry import ModelGeometry
+from tests.gloo import run_ranks
+from tests.workers.reshard import ranks
+from workers.reshard.model import hf_config
+from workers.reshard.transition import Transition
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+BUCKET = 4096
+SIZES: tuple[dict[str, Any], ...] = (
+    {},
+    {"tie_word_embeddings": True},
+    ranks.ODD,
+    {"attention_bias": True, **ranks.ODD},
+)
+
+
+def _transition(family: str, world_size: int, tp_size: int, bucket: int, small: int, **sizes: Any) -> tuple[Any, ...]:
+    model = ranks.sharded_model(family, world_size, tp_size, **sizes)
+    geometry = ModelGeometry.from_config(hf_config(model))
+    engine = ranks.engine_memory(geometry, tp_size, torch.bfloat16)
+    transition = Transition(
+        model,
+        engine,
+        tensor_parallel_size=tp_size,
+        group=ranks.world(),
+        device=ranks.CPU,
+        bucket_bytes=bucket,
+        small_numel=small,
+    )
+    return model, geometry, engine, transition
+
+
+def _every_case(rank: int, world_size: int) -> list[str]:
+    failures: list[str] = []
+    for family in FAMILIES:
+        for tp_size in (n for n in (1, 2, 4) if world_size % n == 0):
+            for sizes in SIZES:
+                for small in (0, 1 << 16):
+                    failures += _case(family, world_size, tp_size, small, rank, sizes)
+    return failures
+
+
+def _case(family: str, world_size: int, tp_size: int, small: int, rank: int, sizes: dict[str, Any]) -> list[str]:
+    case = f"{family} tp {tp_size} small {small} {sizes}"
+    model, geometry, engine, transition = _transition(family, world_size, tp_size, BUCKET, small, **sizes)
+    before = ranks.addresses(engine)
+    report = transition.run()
+    wrong = ranks.wrong_parameters(model, geometry, engine, tp_size, rank // (world_size // tp_size))
+    planned = transition.plan.received_bytes(rank, itemsize=2)
+    checks = {
+        f"wrong: {wrong}": not wrong,
+        "not in place": ranks.addresses(engine) == before,
+        f"received {report.received_bytes}, planned {planned}": report.received_bytes == planned,
+        f"held {report.extra_bytes} beside": report.extra_bytes <= BUCKET,
+    }
+    transition.verify()
+    return [f"{case}: {problem}" for problem, holds in checks.items() if not holds]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_engine_parameter_is_the_slice_of_the_whole_one(world_size: int) -> None:
+    """In place, within the bucket, and with the bytes that the plan states: families, tied or not, TP sizes."""
+    for failures in run_ranks(_every_case, world_size):
+        assert failures == []
+
+
+def _follows_updates(rank: int, world_size: int) -> list[bool]:
+    model, geometry, engine, transition = _transition("qwen2", world_size, 2, BUCKET, 1 << 16)
+    outcomes = []
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().mul_(-1.5)  # type: ignore[attr-defined]
+        transition.run()
+        outcomes.append(not ranks.wrong_parameters(model, geometry, engine, 2, rank // (world_size // 2)))
+    return outcomes
+
+
+def test_each_run_brings_the_newest_weights() -> None:
+    assert run_ranks(_follows_updates, 2) == [[True, True], [True, True]]
+
+
+def _one_wrong_bit(rank: int, world_size: int) -> str:
+    _, _, engine, transition = _transition("llama", world_size, 2, BUCKET, 1 << 16)
+    transition.run()
+    if rank == 1:
+        engine["model.layers.1.mlp.gate_up_proj.weight"].view(torch.int16)[33, 5] ^= 1
+    try:
+        transition.verify()
+    except ValueError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def test_verification_finds_one_bit_and_every_rank_learns_of_it() -> None:
+    messages = run_ranks(_one_wrong_bit, 2)
+    assert "another rank" in messages[0]
+    assert "gate_up_proj.weight (model.layers.1.mlp.up_proj.weight) of rank 1" in messages[1]
+
+
+def _engine_that_does_not_fit(rank: int, world_size: int) -> str:
+    model = ranks.sharded_model("llama", world_size, 1)
+    geometry = ModelGeometry.from_config(hf_config(model))
+    engine = ranks.engine_memory(geometry, 1, torch.bfloat16)
+    if rank == 0:
+        engine["model.norm.weight"] = engine["model.norm.weight"][:5]
+        engine["lm_head.bias"] = engine.pop("lm_head.weight")
+    try:
+        Transition(
+            model, engine, tensor_parallel_size=1, group=ranks.world(), device=ranks.CPU, bucket_bytes=BUCKET
+        ).run()
+    except ValueError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def test_an_engine_that_does_not_fit_is_refused_on_all_ranks_with_the_names() -> None:
+    first, second = run_ranks(_engine_that_does_not_fit, 2)
+    for phrase in ("lm_head.weight is missing", "lm_head.bias of the engine has no source", "norm.weight of the"):
+        assert phrase in first
+    assert "another rank" in second
+
+
+def _tiny_bucket(rank: int, world_size: int) -> str:
+    try:
+        _transition("llama", world_size, 2, 64, 1 << 16, intermediate_size=256)
+    except Exception as error:  # noqa: BLE001 - its type is what the test looks at
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def test_a_bucket_below_one_row_is_refused_with_the_remedy() -> None:
+    for message in run_ranks(_tiny_bucket, 4):
+        assert message.startswith("UserError: rollout.reshard_bucket_mib is too small")
+
+
+def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) -> tuple[int, int, int]:
+    """Training on the first ranks, engines on the others; returns (wrong, received, planned)."""
+    model = ranks.sharded_model("qwen3", num_sources, tp_size, **ranks.ODD) if rank < num_sources else None
+    geometry = ModelGeometry.from_config({**hf_config(ranks_model()), **ranks.ODD})
+    engine = {} if rank < num_sources else ranks.engine_memory(geometry, tp_size, torch.bfloat16)
+    transition = Transition(
+        model,
+        engine,
+        tensor_parallel_size=tp_size,
+        group=ranks.world(),
+        device=ranks.CPU,
+        bucket_bytes=BUCKET,
+        num_sources=num_sources,
+    )
+    report = transition.run()
+    transition.verify()
+    assert report.extra_bytes <= BUCKET
+    return report.received_bytes, transition.plan.received_bytes(rank), sum(t.nbytes for t in engine.values())
+
+
+def ranks_model() -> Any:
+    from transformers import AutoConfig
+
+    from tests.models import tiny_config
+
+    arguments = tiny_config("qwen3")
+    config = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
+    return type("Configured", (), {"config": config})()
+
+
+@pytest.mark.parametrize(("num_sources", "tp_size"), [(2, 1), (2, 2), (1, 3)])
+def test_engines_on_other_ranks_receive_their_slice_over_the_wire(num_sources: int, tp_size: int) -> None:
+    results = run_ranks(_to_other_ranks, 4, num_sources, tp_size) if tp_size < 3 else []
+    for rank, (received, planned, held) in enumerate(results):
+        assert received == planned
+        assert (received > 0) == (rank >= num_sources)
+        assert received <= held

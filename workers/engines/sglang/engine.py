@@ -1,0 +1,219 @@
+"""SGLang as a rollout engine, from the rank's side."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workers.engines.base import (
+    EngineError,
+    EngineMetadata,
+    GenerateRequest,
+    GenerateResult,
+    Sample,
+    SamplingParams,
+)
+from workers.engines.request_limits import RequestLimits
+from workers.engines.sglang.process import EngineDied, EngineProcess
+from workers.engines.sglang.spec import Draw, Drawn, EngineSpec, Failed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from workers.engines.sglang.handles import Exported
+
+logger = logging.getLogger(__name__)
+NO_WEIGHTS = -1
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
+"""Expected |engine - trainer| of one log-probability: the kernels differ, and 16-bit logits are rounded."""
+
+
+class SglangEngine:
+    """One engine in processes of its own, started at the first use of its weights.
+
+    Its parameters are SGLang's: fused `qkv_proj` and `gate_up_proj`, a padded vocabulary, one slice for each
+    TP rank. A version of -1 means that nobody has written weights yet, or that the processes ended since:
+    `weights` then starts them (again), and they have to be written before `generate`.
+
+    Raises EngineError, naming exit code and log, from any method during which the processes end.
+    reproducible: only on a GPU under `deterministic`, which costs speed.
+    """
+
+    def __init__(self, spec: EngineSpec, *, log: Path, start_timeout_s: float, request_timeout_s: float) -> None:
+        self.spec, self.log = spec, log
+        self.reproducible = spec.deterministic
+        self._start_timeout_s, self._request_timeout_s = start_timeout_s, request_timeout_s
+        self._limits = RequestLimits(vocabulary=spec.vocabulary, positions=spec.max_positions)
+        self._process: EngineProcess | None = None
+        self._exported: tuple[Exported, ...] = ()
+        self._weights: dict[str, Tensor] = {}
+        self._version = NO_WEIGHTS
+        self._awake = True
+
+    @property
+    def version(self) -> int:
+        """-1 also when the processes have ended since the last call."""
+        return self._version if self._process is not None and self._process.alive() else NO_WEIGHTS
+
+    @property
+    def metadata(self) -> EngineMetadata:
+        return EngineMetadata(
+            engine="sglang",
+            dtype=self.spec.dtype,
+            reproducible=self.reproducible,
+            log_prob_tolerance=TOLERANCES[self.spec.dtype],
+        )
+
+    @property
+    def launcher_pid(self) -> int | None:
+        """None while no process runs."""
+        return self._process.pid if self._process is not None and self._process.alive() else None
+
+    def exported(self) -> tuple[Exported, ...]:
+        """Handles of every TP rank's parameters, for the ranks of the group; starts the engine when needed.
+
+        They change when the engine is started again. Each is picklable and `mapped()` by the rank that holds
+        the same device.
+        """
+        if self._process is None or not self._process.alive():
+            self._start()
+        return self._exported
+
+    def weights(self) -> dict[str, Tensor]:
+        """The first TP rank's parameters by SGLang's names, tied ones once, in the engine's own memory."""
+        exported = self.exported()
+        if not self._weights:
+            self._weights = exported[0].mapped()
+        return self._weights
+
+    def set_version(self, version: int) -> None:
+        """The weights are written: forget every prefix that was computed with older ones."""
+        self._call("flush")
+        self._version = version
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[GenerateResult]:
+        """See `RolloutEngine.generate`; a request of which a sample failed is left out, and the log says why.
+
+        Raises ValueError for ids or lengths that the model cannot take, EngineError when asleep, without
+        weights, or when the weights give log-probabilities that are not finite.
+        """
+        if not self._awake:
+            raise EngineError("sglang engine: asleep, call wake() first")
+        if self.version == NO_WEIGHTS:
+            raise EngineError(f"sglang engine: it holds no weights ({self._ending()}); write them and call set_version")
+        self._limits.check(requests, sampling)
+        draws = _draws(requests)
+        drawn = self._call("generate", draws, sampling, self._request_timeout_s) if draws else []
+        return self._results(requests, drawn)
+
+    def sleep(self) -> None:
+        """Release the KV cache's memory (on a CPU: empty it). The weights stay, and may be written."""
+        self._awake = False
+        if self._process is not None:
+            self._call("sleep")
+
+    def wake(self) -> None:
+        if not self._awake and self._process is not None:
+            self._call("wake")
+        self._awake = True
+
+    def shutdown(self) -> None:
+        """End the processes and wait for their memory; a later `weights` starts them again."""
+        if self._process is not None:
+            self._process.kill()
+        self._forget()
+
+    def _start(self) -> None:
+        self._forget()
+        logger.info("starting sglang on %s; log: %s", self.spec.device, self.log)
+        self._process = EngineProcess(self.spec, log=self.log)
+        try:
+            self._started(self._process)
+        except (EngineDied, RuntimeError, EngineError) as error:
+            self._process.kill()
+            raise EngineError(f"sglang engine: it did not start: {_with_remedy(str(error))}; log: {self.log}") from error
+
+    def _started(self, process: EngineProcess) -> None:
+        process.receive("start", silence_s=self._start_timeout_s)
+        exported: Any = process.call("export")
+        self._exported = tuple(exported)
+        self._awake = True
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        if self._process is None:
+            raise EngineError(f"sglang engine: {operation} before weights(): no process runs")
+        try:
+            return self._process.call(operation, *arguments)
+        except EngineDied as error:
+            self._forget()
+            raise EngineError(f"sglang engine: {error}") from error
+        except RuntimeError as error:
+            # An engine in an unknown state is not asked again.
+            self._process.kill()
+            self._forget()
+            raise EngineError(f"sglang engine: {operation} failed: {error}; log: {self.log}") from error
+
+    def _forget(self) -> None:
+        """Drop what belonged to the last process: handles of freed memory must not be used or kept open."""
+        self._weights, self._exported, self._version = {}, (), NO_WEIGHTS
+        self._awake = True
+
+    def _ending(self) -> str:
+        return "none were written" if self._process is None or self._process.alive() else "its processes have ended"
+
+    def _results(self, requests: Sequence[GenerateRequest], drawn: Sequence[Drawn | Failed]) -> list[GenerateResult]:
+        samples: dict[int, Sample] = {}
+        failures: dict[str, int] = defaultdict(int)
+        for each in drawn:
+            if isinstance(each, Failed):
+                failures[each.reason] += 1
+            else:
+                samples[each.number] = self._sample(each)
+        for reason, count in failures.items():
+            logger.warning("sglang engine: %d samples failed: %s", count, reason)
+        return _complete(requests, samples)
+
+    def _sample(self, drawn: Drawn) -> Sample:
+        if not np.isfinite(drawn.log_probs).all():
+            raise EngineError("sglang engine: log-probabilities are not finite; the weights hold NaN or infinity")
+        return Sample(
+            token_ids=drawn.token_ids,
+            log_probs=drawn.log_probs,
+            policy_version=np.full(len(drawn.token_ids), self._version, dtype=np.int32),
+            finish_reason="stop" if drawn.reason == "stop" else "length",
+        )
+
+
+def _draws(requests: Sequence[GenerateRequest]) -> list[Draw]:
+    """Every prompt's first sample, then every second one, ...: a prompt is in the prefix cache for the later ones."""
+    numbered: list[tuple[int, Draw]] = []
+    number = 0
+    for request in requests:
+        prompt = [int(token) for token in request.prompt_tokens]
+        for place, seed in enumerate(request.seeds):
+            numbered.append((place, Draw(number=number, prompt_tokens=prompt, seed=seed)))
+            number += 1
+    return [draw for _, draw in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def _complete(requests: Sequence[GenerateRequest], samples: dict[int, Sample]) -> list[GenerateResult]:
+    results = []
+    first = 0
+    for request in requests:
+        numbers = range(first, first + len(request.seeds))
+        first += len(request.seeds)
+        if all(number in samples for number in numbers):
+            own = tuple(samples[number] for number in numbers)
+            results.append(GenerateResult(request_id=request.request_id, samples=own))
+    return results
+
+
+def _with_remedy(reason: str) -> str:
+    if "out of memory" in reason.lower() or "not enough memory" in reason.lower():
+        return f"{reason}; change rollout.memory_fraction, or offload more of what shares the device"
+    return reason

@@ -1,0 +1,156 @@
+"""The rank's end of an engine: start the launcher, call it with deadlines, notice its end, kill its tree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workers.engines.sglang.spec import EngineSpec
+
+SILENCE_S = 60.0
+"""A launcher at work says so every second; one that is silent for this long hangs."""
+GONE_S = 30.0
+"""For a killed tree to give its memory back."""
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+LOG_TAIL_BYTES = 1 << 16
+
+
+class EngineDied(Exception):
+    """The engine's processes ended, or did not answer and were ended; the message says how."""
+
+
+class EngineProcess:
+    """One running launcher and its tree. Not thread-safe; whoever holds it must `kill` it.
+
+    The channel is a socket pair that only the two processes hold: the launcher ends with its tree when
+    the other end closes, however its parent goes.
+    """
+
+    def __init__(self, spec: EngineSpec, *, log: Path) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        own, other = socket.socketpair()
+        # A launcher that is stopped reads nothing: sending must not block for ever either.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SILENCE_S), 0))
+        with other, log.open("ab") as output:
+            self._log_start = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "workers.engines.sglang.launcher", str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+                env=environment(spec),
+            )
+        self._connection = Connection(own.detach())
+        self._ended: str | None = None
+        self._connection.send(spec)
+
+    @property
+    def pid(self) -> int:
+        """Of the launcher, which is also its session and process group."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._ended is None and self._process.poll() is None
+
+    def call(self, operation: str, *arguments: Any, silence_s: float = SILENCE_S) -> Any:
+        """The operation's result. Raises EngineDied when the launcher ends or says nothing for `silence_s`
+        (it is killed then), RuntimeError with the engine's words when the operation fails there."""
+        try:
+            self._connection.send((operation, arguments))
+        except OSError:
+            raise self._death(f"{operation} could not be sent") from None
+        return self.receive(operation, silence_s=silence_s)
+
+    def receive(self, operation: str, *, silence_s: float) -> Any:
+        while True:
+            kind, value = self._message(operation, silence_s)
+            if kind == "result":
+                return value
+            if kind == "error":
+                raise RuntimeError(value)
+            if kind == "died":
+                raise self._death(value)
+
+    def kill(self) -> None:
+        """End the tree; returns once its memory is free. A second call does nothing."""
+        if self._ended is None:
+            self._ended = "it was shut down"
+            self._end_tree()
+
+    def _message(self, operation: str, silence_s: float) -> tuple[str, Any]:
+        if not wait([self._connection], silence_s):
+            raise self._death(f"{operation}: no answer within {silence_s:g} s")
+        try:
+            message: tuple[str, Any] = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._death(f"it ended during {operation}") from None
+        return message
+
+    def _death(self, how: str) -> EngineDied:
+        if self._ended is None:
+            # A tree that ends by itself takes a moment: its own exit code says more than our SIGKILL.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+            ended_itself = self._process.poll() is not None
+            self._end_tree()
+            code = exit_text(self._process.returncode) if ended_itself else "it had to be killed"
+            self._ended = f"{how} ({code}); {last_error(self._log, self._log_start)}log: {self._log}"
+        return EngineDied(self._ended)
+
+    def _end_tree(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+        deadline = time.monotonic() + GONE_S
+        while members(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """This process' own, without what a distributed launcher put there and with this project on the path."""
+    mine = {k: v for k, v in os.environ.items() if k not in RENDEZVOUS and not k.startswith("TORCHELASTIC_")}
+    path = [str(PACKAGE_ROOT), *filter(None, [mine.get("PYTHONPATH")])]
+    cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""} if spec.device == "cpu" else {}
+    return {**mine, **cpu, "PYTHONPATH": os.pathsep.join(path), "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+
+
+RENDEZVOUS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def members(group: int) -> list[int]:
+    """Processes of this process group that still hold memory."""
+    alive = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process.pid)
+    return alive
+
+
+def exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """`LINE; ` of the last exception in the log behind this place, or nothing."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - LOG_TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = re.findall(r"^(?:\[[^\]]*\] )?((?:[\w.]*\.)?\w*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
+    return f"{lines[-1].strip()[:300]}; " if lines else ""

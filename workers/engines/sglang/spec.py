@@ -1,0 +1,66 @@
+"""What a launcher is told: everything that decides how SGLang is started. Plain data, pickled to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.rollouts import Array
+
+HANDLES = "HYBRIDFLOW_ENGINE_HANDLES"
+"""Names the folder where each scheduler writes the handles of its parameters; set by the launcher only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """One engine."""
+
+    model_dir: Path
+    """Holds a `config.json` without stop ids; no weights, no tokenizer."""
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    max_positions: int
+    """Prompt and response together."""
+    vocabulary: int
+    tensor_parallel_size: int = 1
+    base_gpu_id: int = 0
+    gpu_id_step: int = 1
+    """TP rank i uses the GPU base_gpu_id + i * gpu_id_step."""
+    memory_fraction: float = 0.5
+    """GPU: of the device's memory, for weights and KV cache together."""
+    max_cached_tokens: int | None = None
+    """Tokens in the KV cache; None: what memory_fraction leaves."""
+    deterministic: bool = False
+    """Honour each sample's seed, with batch-invariant kernels."""
+    random_seed: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further arguments of SGLang's engine, as given by the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One sample to draw. prompt_tokens: of the request; number: its place in the call."""
+
+    number: int
+    prompt_tokens: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """token_ids: int32 [N]. log_probs: float32 [N]. reason: stop or length."""
+
+    number: int
+    token_ids: Array
+    log_probs: Array
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A sample that the engine gave up, and why."""
+
+    number: int
+    reason: str

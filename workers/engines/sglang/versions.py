@@ -1,0 +1,106 @@
+"""All that differs between the SGLang versions in use; imported in the launcher and below only.
+
+0.5.16 (torch 2.11) is what GPUs run, 0.5.23 (torch 2.14.1) what a CPU runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sglang
+
+from workers.engines.sglang.spec import EngineSpec
+
+EXPORTER = "workers.engines.sglang.exporter.export"
+CONTEXT_SLACK = 8
+"""SGLang ends a sequence a few tokens before `context_length`; sequences that are too long never reach it."""
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Keyword arguments of `sglang.Engine`."""
+    arguments: dict[str, Any] = {
+        "model_path": str(spec.model_dir),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": spec.dtype,
+        "device": spec.device,
+        "tp_size": spec.tensor_parallel_size,
+        "context_length": spec.max_positions + CONTEXT_SLACK,
+        "max_total_tokens": spec.max_cached_tokens,
+        "random_seed": spec.random_seed & 0x7FFFFFFF,
+        "custom_weight_loader": [EXPORTER],
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "sleep_on_idle": True,
+        "log_level": "info",
+    }
+    arguments |= _gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS
+    return arguments | dict(spec.options)
+
+
+CPU_ARGUMENTS: dict[str, Any] = {
+    "attention_backend": "torch_native",
+    "disable_cuda_graph": True,
+    "disable_custom_all_reduce": True,
+    "mem_fraction_static": 0.2,
+}
+
+
+def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    return {
+        "attention_backend": "triton",
+        "disable_prefill_cuda_graph": True,
+        "mem_fraction_static": spec.memory_fraction,
+        "enable_memory_saver": True,
+        "enable_deterministic_inference": spec.deterministic,
+        "base_gpu_id": spec.base_gpu_id,
+        "gpu_id_step": spec.gpu_id_step,
+    }
+
+
+@contextmanager
+def weight_update(engine: Any) -> Iterator[None]:
+    """What must stand around `update_weights_from_tensor`: a session, from 0.5.2x on."""
+    if not hasattr(engine, "begin_weight_update"):
+        yield
+        return
+    check(engine.begin_weight_update())
+    try:
+        yield
+    finally:
+        check(engine.end_weight_update())
+
+
+def check(reply: Any) -> None:
+    """Raises RuntimeError for a control call that did not succeed: (success, message, ...) or an object."""
+    success, message = (reply[0], reply[1]) if isinstance(reply, tuple) else (reply.success, reply.message)
+    if not success:
+        raise RuntimeError(f"sglang {sglang.__version__}: {message}")
+
+
+def start_engine(spec: EngineSpec) -> Any:
+    """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers)."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    from workers.engines.sglang import scheduler
+
+    class PluggedEngine(Engine):  # type: ignore[misc]
+        run_scheduler_process_func = staticmethod(scheduler.run)
+
+    return PluggedEngine(**engine_arguments(spec))
+
+
+def abort(engine: Any, request_id: str) -> None:
+    engine.tokenizer_manager.abort_request(rid=request_id)
+
+
+async def is_responsive(engine: Any, timeout_s: float) -> bool:
+    """Whether the schedulers answer a question within this time."""
+    try:
+        await asyncio.wait_for(engine.tokenizer_manager.get_internal_state(), timeout_s)
+    except asyncio.TimeoutError:
+        return False
+    return True

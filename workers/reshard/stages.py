@@ -1,0 +1,183 @@
+"""Steps that go through the bucket: fill a half, let it travel, drain it into the engine.
+
+half 0   fill A   A travels   drain A, fill C   ...
+half 1            fill B      B travels         drain B, fill D
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.reshard.boxes import Box, slices
+from pipeline.reshard.plan import Copy, Gather
+from workers.reshard.bucket import Bucket, cast_all_into, cast_into
+from workers.reshard.wire import Group, Pending, Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Both ends of a transition on this rank, and what it may use.
+
+    shards: this rank's training shards. engine: the parameters of its engine (empty: it has none), all of `dtype`.
+    """
+
+    shards: Mapping[str, Tensor]
+    engine: Mapping[str, Tensor]
+    dtype: torch.dtype
+    bucket: Bucket
+    wire: Wire
+
+    def target(self, name: str, box: Box) -> Tensor:
+        """A view of an engine parameter."""
+        return self.engine[name][slices(box)]
+
+
+class Stage(Protocol):
+    """One fill of a half."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def fill(self, buffer: Tensor, ends: Ends) -> None: ...
+
+    def start(self, buffer: Tensor, ends: Ends) -> list[Pending]: ...
+
+    def drain(self, buffer: Tensor, ends: Ends) -> None: ...
+
+
+def run_stages(stages: Sequence[Stage], ends: Ends) -> None:
+    """All of them, in order, two in flight; on return their results are ordered on the current stream."""
+    flying: list[tuple[Stage, Tensor, list[Pending]]] = []
+    for number, stage in enumerate(stages):
+        if len(flying) == 2:
+            _land(*flying.pop(0), ends)
+        buffer = ends.bucket.half(number % 2, stage.nbytes)
+        stage.fill(buffer, ends)
+        flying.append((stage, buffer, stage.start(buffer, ends)))
+    for landing in flying:
+        _land(*landing, ends)
+
+
+def _land(stage: Stage, buffer: Tensor, pending: Sequence[Pending], ends: Ends) -> None:
+    for collective in pending:
+        collective.wait()
+    stage.drain(buffer, ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnStage:
+    """Rows [start, stop) of a gather along dim 1: shards arrive one after the other, and go side by side.
+
+    place: this rank's place in the group, of `size`.
+    """
+
+    gather: Gather
+    start_row: int
+    stop_row: int
+    place: int
+    size: int
+    group: Group
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        start, stop = self.gather.target[1]
+        return (self.stop_row - self.start_row) * (stop - start) * self.itemsize
+
+    def fill(self, buffer: Tensor, ends: Ends) -> None:
+        rows = ends.shards[self.gather.parameter][self.start_row : self.stop_row]
+        cast_into(self._shards(buffer, ends)[self.place], rows, ends.bucket)
+
+    def start(self, buffer: Tensor, ends: Ends) -> list[Pending]:
+        return ends.wire.gather_in_place([buffer], self.group)
+
+    def drain(self, buffer: Tensor, ends: Ends) -> None:
+        target = ends.target(self.gather.destination, self.gather.target)[self.start_row : self.stop_row]
+        side_by_side = target.view(len(target), self.size, -1)  # [rows, size, columns of one shard]
+        side_by_side.copy_(self._shards(buffer, ends).transpose(0, 1))
+
+    def _shards(self, buffer: Tensor, ends: Ends) -> Tensor:
+        """[size, rows, columns of one shard]"""
+        return buffer.view(ends.dtype).view(self.size, self.stop_row - self.start_row, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatStage:
+    """Small gathers along dim 0: every rank's shards in one row of the buffer."""
+
+    gathers: tuple[Gather, ...]
+    lengths: tuple[int, ...]
+    """Elements of one shard of each."""
+    place: int
+    size: int
+    group: Group
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths) * self.size * self.itemsize
+
+    def fill(self, buffer: Tensor, ends: Ends) -> None:
+        own = torch.split(self._rows(buffer, ends)[self.place], list(self.lengths))
+        cast_all_into(own, [ends.shards[gather.parameter].reshape(-1) for gather in self.gathers], ends.bucket)
+
+    def start(self, buffer: Tensor, ends: Ends) -> list[Pending]:
+        return ends.wire.gather_in_place([buffer], self.group)
+
+    def drain(self, buffer: Tensor, ends: Ends) -> None:
+        arrived = torch.split(self._rows(buffer, ends), list(self.lengths), dim=1)
+        targets = [ends.target(gather.destination, gather.target).view(self.size, -1) for gather in self.gathers]
+        cast_all_into(targets, arrived, ends.bucket)
+
+    def _rows(self, buffer: Tensor, ends: Ends) -> Tensor:
+        """[size, elements of all shards of one rank]"""
+        return buffer.view(ends.dtype).view(self.size, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeStage:
+    """One round of copies between ranks; every rank makes the stage, with what it sends and receives."""
+
+    sent: tuple[Copy, ...]
+    received: tuple[Copy, ...]
+    """Both in the order in which they lie in the buffer: by peer, then by the round's order."""
+    sent_sizes: tuple[int, ...]
+    """Elements for each rank of the group."""
+    received_sizes: tuple[int, ...]
+    group: Group
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return (sum(self.sent_sizes) + sum(self.received_sizes)) * self.itemsize
+
+    def fill(self, buffer: Tensor, ends: Ends) -> None:
+        outgoing, _ = self._halves(buffer)
+        at = 0
+        for copy in self.sent:
+            shard = ends.shards[copy.parameter][slices(copy.source)]
+            cast_into(outgoing.view(ends.dtype)[at : at + shard.numel()].view(shard.shape), shard, ends.bucket)
+            at += shard.numel()
+
+    def start(self, buffer: Tensor, ends: Ends) -> list[Pending]:
+        outgoing, incoming = self._halves(buffer)
+        received_bytes = [size * self.itemsize for size in self.received_sizes]
+        sent_bytes = [size * self.itemsize for size in self.sent_sizes]
+        return [ends.wire.exchange(incoming, outgoing, received_bytes, sent_bytes, self.group)]
+
+    def drain(self, buffer: Tensor, ends: Ends) -> None:
+        _, incoming = self._halves(buffer)
+        at = 0
+        for copy in self.received:
+            target = ends.target(copy.destination, copy.target)
+            target.copy_(incoming.view(ends.dtype)[at : at + target.numel()].view(target.shape))
+            at += target.numel()
+
+    def _halves(self, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        sent = sum(self.sent_sizes) * self.itemsize
+        return buffer[:sent], buffer[sent:]

@@ -1,0 +1,129 @@
+"""What a rank does between an update and generation: the actor's weights into its engine.
+
+    plan (once) -> agree that both ends fit it -> run (each iteration) -> verify (when asked)
+
+Engines stand on the training ranks (colocated), or on ranks of their own after them in the same process
+group (disjoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline.reshard.geometry import ModelGeometry
+from pipeline.reshard.layout import ReshardLayout
+from pipeline.reshard.plan import SMALL_NUMEL, ReshardPlan, make_plan
+from workers.reshard.executor import Resharder, ReshardReport
+from workers.reshard.groups import ReshardGroups
+from workers.reshard.model import hf_config, sources_of
+from workers.reshard.verify import differing
+from workers.reshard.wire import Group
+
+
+class Transition:
+    """One rank's way from training shards to its engine."""
+
+    def __init__(
+        self,
+        hf: nn.Module | None,
+        engine: Mapping[str, Tensor],
+        *,
+        tensor_parallel_size: int,
+        group: Group | None,
+        device: torch.device,
+        bucket_bytes: int,
+        num_sources: int | None = None,
+        small_numel: int = SMALL_NUMEL,
+    ) -> None:
+        """Plan, and check both ends (collective over `group`, and over the default group).
+
+        hf: the actor's Hugging Face model, sharded by FSDP2 over the first `num_sources` ranks of `group`
+        (None: all of them, with an engine on each); None on the other ranks.
+        engine: parameters of this rank's engine, contiguous and of one dtype, where they stay; empty without one.
+        group: None: one rank, with everything. device: of the collectives.
+        Raises UserError for models that have no plan, ValueError, on all ranks, for an engine that does not fit it.
+        """
+        size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        colocated = num_sources is None or num_sources == size
+        layout = (
+            ReshardLayout.colocated(size, tensor_parallel_size)
+            if colocated or num_sources is None
+            else ReshardLayout.disjoint(num_sources, size - num_sources, tensor_parallel_size)
+        )
+        self._hf, self._engine, self._group, self._device = hf, engine, group, device
+        described = None if hf is None else (sources_of(hf), ModelGeometry.from_config(hf_config(hf)))
+        sources, self.geometry = described if colocated and described else _told(described, 0, group)
+        self.plan = make_plan(sources, self.geometry, layout, small_numel=small_numel)
+        agree(engine_mismatches(self.plan, self.rank, engine), group, device)
+        dtype = next((tensor.dtype for tensor in engine.values()), None)
+        self._resharder = Resharder(
+            self.plan,
+            ReshardGroups.of_layout(layout, group),
+            rank=self.rank,
+            device=device,
+            dtype=dtype if colocated and dtype else _told(dtype, size - 1, group),
+            bucket_bytes=bucket_bytes,
+        )
+
+    def run(self) -> ReshardReport:
+        """Write the newest weights into the engine (collective); FSDP's parameters must be resharded.
+
+        An engine over several ranks may generate when all of them have returned.
+        """
+        return self._resharder.run(self._parameters(), self._engine)
+
+    def verify(self) -> None:
+        """Compare all parameters with `full_tensor()`, bit for bit (collective).
+
+        Raises ValueError, on all ranks, that names what differs.
+        """
+        wrong = differing(
+            self.plan, self.geometry, self.rank, self._parameters(), self._engine, self._group, self._device
+        )
+        agree([f"{name} of rank {self.rank} has other bits" for name in wrong], self._group, self._device)
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {} if self._hf is None else dict(self._hf.named_parameters())
+
+
+def engine_mismatches(plan: ReshardPlan, rank: int, engine: Mapping[str, Tensor]) -> list[str]:
+    """What the plan cannot write into on this rank, one phrase each."""
+    planned = {} if plan.layout.tp_ranks[rank] is None else plan.destinations
+    problems = [f"{name} is missing in the engine" for name in planned if name not in engine]
+    dtypes = {tensor.dtype for tensor in engine.values()}
+    if len(dtypes) > 1:
+        problems.append(f"the engine's parameters have several dtypes: {', '.join(sorted(map(str, dtypes)))}")
+    for name, tensor in engine.items():
+        if name not in planned:
+            problems.append(f"{name} of the engine has no source in the model")
+        elif tuple(tensor.shape) != planned[name]:
+            problems.append(f"{name} of the engine has shape {tuple(tensor.shape)}, planned is {planned[name]}")
+        elif not tensor.is_contiguous():
+            problems.append(f"{name} of the engine is not contiguous (strides {tensor.stride()})")
+    return problems
+
+
+def agree(problems: Sequence[str], group: Group | None, device: torch.device) -> None:
+    """Raise ValueError on every rank when one has problems, so that none waits in a collective."""
+    ranks = torch.tensor([float(bool(problems))], device=device)
+    if group is not None:
+        dist.all_reduce(ranks, group=group)
+    if problems:
+        raise ValueError(f"the weights do not reach the engine ({len(problems)}): {'; '.join(problems)}")
+    if ranks.item():
+        raise ValueError("the weights do not reach the engine of another rank, whose error lists the names")
+
+
+def _told(value: Any, rank: int, group: Group | None) -> Any:
+    """What `rank` of the group has, on every rank."""
+    if group is None:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=dist.get_global_rank(group, rank), group=group)
+    return values[0]
