@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flows.run import RunSummary, session
-from pipeline.trace import trace
+from pipeline.trace import trace, trace_async
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -126,7 +126,8 @@ async def test_prefect_shows_every_model_call_by_its_name(finished: dict[str, Ru
     from prefect.client.orchestration import get_client
 
     directory = RunDirectory.open(finished["run"].run_dir)
-    wanted = {f"{call.stage}[{i}]" for call in trace(directory.config()) for i in (0, 1)} | {
+    calls = await trace_async(directory.config())
+    wanted = {f"{call.stage}[{i}]" for call in calls for i in (0, 1)} | {
         "checkpoint[1]",
         "checkpoint[2]",
     }

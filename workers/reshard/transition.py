@@ -58,8 +58,9 @@ class Transition:
         )
         self._hf, self._engine, self._group, self._device = hf, engine, group, device
         described = None if hf is None else (sources_of(hf), ModelGeometry.from_config(hf_config(hf)))
-        sources, self.geometry = described if colocated and described else _told(described, 0, group)
-        self.plan = make_plan(sources, self.geometry, layout, small_numel=small_numel)
+        told = described if colocated and described else _told(described, 0, group)
+        self.geometry: ModelGeometry = told[1]
+        self.plan = make_plan(told[0], self.geometry, layout, small_numel=small_numel)
         agree(engine_mismatches(self.plan, self.rank, engine), group, device)
         dtype = next((tensor.dtype for tensor in engine.values()), None)
         self._resharder = Resharder(

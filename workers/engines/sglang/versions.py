@@ -6,8 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sglang
@@ -83,6 +88,7 @@ def check(reply: Any) -> None:
 
 def start_engine(spec: EngineSpec) -> Any:
     """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers)."""
+    skip_other_models(architecture(spec))
     from sglang.srt.entrypoints.engine import Engine
 
     from workers.engines.sglang import scheduler
@@ -90,7 +96,27 @@ def start_engine(spec: EngineSpec) -> Any:
     class PluggedEngine(Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(scheduler.run)
 
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:
+            # Without a tokenizer the schedulers answer directly: the process would only cost memory and time.
+            return [], []
+
     return PluggedEngine(**engine_arguments(spec))
+
+
+def architecture(spec: EngineSpec) -> str:
+    config = json.loads((spec.model_dir / "config.json").read_text())
+    return str(config["architectures"][0])
+
+
+def skip_other_models(architecture: str) -> None:
+    """Spare SGLang the import of its other model files: a third of the time to start."""
+    (package,) = importlib.import_module("sglang.srt.models").__path__
+    files = list(Path(package).glob("*.py"))
+    defining = re.compile(rf"^class {re.escape(architecture)}\(", re.MULTILINE)
+    others = [file.stem for file in files if not defining.search(file.read_text())]
+    if len(others) < len(files):
+        os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others)
 
 
 def abort(engine: Any, request_id: str) -> None:

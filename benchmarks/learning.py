@@ -1,0 +1,104 @@
+"""Does it learn? Runs a configuration with several seeds and prints held-out accuracy before and after.
+
+    python -m benchmarks.learning smollm2_grpo --seeds 0 1 2 --metric reward/reasoning_gym
+        [--set KEY=VALUE ...] [--gpus 3] [--output learning.json]
+
+Each seed is a run of its own (`hybridflow run`), on a GPU of its own where --gpus says so, all at once;
+otherwise one after the other. Accuracy: the configuration's evaluation on its validation problems, with
+a 95 % interval; before: the initial weights, after: the last iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from storage.metrics import read_metrics
+from storage.run_directory import RunDirectory
+
+
+def run_seed(args: argparse.Namespace, index: int, seed: int, parent: Path) -> dict[str, Any]:
+    """One run; returns its numbers. Raises CalledProcessError when it fails."""
+    environment = dict(os.environ)
+    if args.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = str(index % args.gpus)
+    overrides = [word for value in (*args.set, f"seed={seed}", f"name=seed{seed}") for word in ("--set", value)]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "run",
+        args.config,
+        "--output",
+        str(parent / f"seed{seed}"),
+        *overrides,
+    ]
+    started = time.perf_counter()
+    with open(parent / f"seed{seed}.log", "wb") as log:
+        subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True)
+    seconds = time.perf_counter() - started
+    (run,) = RunDirectory.runs(parent / f"seed{seed}")
+    return {"seed": seed, "wall_s": seconds, **summary(read_metrics(run.metrics), args.metric)}
+
+
+def summary(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """Accuracy before and after, the evaluations in between, and the training reward's course."""
+    evaluated = [row for row in rows if f"eval/{metric}_mean" in row]
+    first, last = evaluated[0], evaluated[-1]
+    return {
+        "problems": int(first["eval/prompts"]),
+        "before": first[f"eval/{metric}_mean"],
+        "before_ci95": first[f"eval/{metric}_ci95"],
+        "after": last[f"eval/{metric}_mean"],
+        "after_ci95": last[f"eval/{metric}_ci95"],
+        "evaluations": {row["iteration"]: row[f"eval/{metric}_mean"] for row in evaluated},
+        "iterations": rows[-1]["iteration"] + 1,
+        "iteration_s": sorted(row["time/iteration"] for row in rows)[len(rows) // 2],
+        "reward": [round(row["reward_mean"], 4) for row in rows],
+        "kl": [round(row.get("kl", 0.0), 4) for row in rows],
+    }
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--metric", default="reward")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--output", default=None)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, args.gpus)) as pool:
+        jobs = [pool.submit(run_seed, args, i, seed, Path(folder)) for i, seed in enumerate(args.seeds)]
+        results = []
+        for seed, job in zip(args.seeds, jobs, strict=True):
+            if job.exception() is not None:
+                print((Path(folder) / f"seed{seed}.log").read_text()[-3000:], file=sys.stderr)
+            results.append(job.result())
+    print(f"{args.config} on {device_name()}, torch {torch.__version__}, {' '.join(args.set)}")
+    print("seed  problems  before          after           iterations  s/iteration  wall s")
+    for r in results:
+        print(
+            f"{r['seed']:4d}  {r['problems']:8d}  {r['before']:.3f} ± {r['before_ci95']:.3f}  "
+            f"{r['after']:.3f} ± {r['after_ci95']:.3f}  {r['iterations']:10d}  {r['iteration_s']:11.2f}  {r['wall_s']:.0f}"
+        )
+    if args.output:
+        Path(args.output).write_text(json.dumps({"device": device_name(), "set": args.set, "seeds": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
