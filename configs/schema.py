@@ -136,7 +136,7 @@ class RolloutConfig(Section):
     """Generation."""
 
     engine: Literal["torch", "sglang"] = "torch"
-    """torch: embedded, no extra dependency."""
+    """torch: embedded, no extra dependency. sglang: for real work, in processes of its own beside the ranks."""
     num_samples: PositiveInt = 1
     """Responses per prompt (G)."""
     max_new_tokens: PositiveInt = 128
@@ -155,6 +155,18 @@ class RolloutConfig(Section):
     """Recompute the sampled tokens' log-probabilities with the actor before the update; false: the engine's stand in (right where both compute alike and each iteration makes one optimizer step)."""
     max_batch_tokens: PositiveInt = 65536
     """Torch engine: sequences are generated together while (prompt + new tokens) x sequences stays under this."""
+    tensor_parallel_size: PositiveInt = 1
+    """SGLang: ranks of one engine; must divide the ranks of the actor's pool."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """SGLang on a GPU: share of the device's memory for the engine's weights and KV cache; the cache is given back while training."""
+    weights_bucket_mib: PositiveInt = 512
+    """SGLang: most extra memory of a transition from training shards to the engine's weights, in MiB."""
+    verify_weights: bool = False
+    """SGLang: after each transition compare every parameter with the trainer's, bit for bit (costs time)."""
+    start_timeout_s: PositiveFloat = 300.0
+    """SGLang: deadline for an engine to come up."""
+    request_timeout_s: PositiveFloat = 300.0
+    """SGLang: when no new tokens come for this long, the requests that are left are given up and sent again."""
 
 
 class AdvantageConfig(Section):

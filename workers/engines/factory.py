@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import tempfile
+from pathlib import Path
 
-from configs.errors import UserError
+import torch
+from transformers import PretrainedConfig
+
 from configs.schema import RunConfig
 from workers.device import compute_dtype
 from workers.engines.base import RolloutEngine
@@ -12,17 +15,43 @@ from workers.engines.torch_engine import TorchEngine
 from workers.role_sources import load_role_model
 
 
-def build_engine(config: RunConfig, *, device: torch.device) -> RolloutEngine:
+def build_engine(
+    config: RunConfig,
+    *,
+    device: torch.device,
+    model: PretrainedConfig | None = None,
+    run_dir: Path | None = None,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> RolloutEngine:
     """An engine with memory of its own for the weights, at version -1: they are written before use.
 
-    Raises UserError for an engine that this installation does not have.
+    model: the actor's Hugging Face configuration, where it is known already. run_dir: its `logs` get the engine's.
+    rank, num_ranks: in the pool. Raises UserError for a model or a setting that the engine does not serve.
     """
-    if config.rollout.engine != "torch":
-        raise UserError(f"rollout.engine={config.rollout.engine}: not in this version; use torch")
+    if config.rollout.engine == "sglang":
+        return _sglang(config, device, model or load_role_model("actor", config).config, run_dir, rank, num_ranks)
     return TorchEngine(
         load_role_model("actor", config),
         device=device,
         dtype=compute_dtype(config.actor.fsdp, device),
         max_batch_tokens=config.rollout.max_batch_tokens,
         version=-1,
+    )
+
+
+def _sglang(
+    config: RunConfig, device: torch.device, model: PretrainedConfig, run_dir: Path | None, rank: int, num_ranks: int
+) -> RolloutEngine:
+    from workers.engines.sglang.engine import SglangEngine
+    from workers.engines.sglang.setup import engine_spec
+
+    logs = (run_dir or Path(tempfile.mkdtemp(prefix="hybridflow-"))) / "logs"
+    folder = logs / f"engine-{rank}"
+    spec = engine_spec(config, model, device=device, folder=folder, rank=rank, num_ranks=num_ranks)
+    return SglangEngine(
+        spec,
+        log=logs / f"engine-{rank}.log",
+        start_timeout_s=config.rollout.start_timeout_s,
+        request_timeout_s=config.rollout.request_timeout_s,
     )

@@ -16,7 +16,9 @@ OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
 """Versions between these two, both included, are supported."""
 
-NOT_OFFERED = "the SGLang engine is not in this version of hybridflow"
+CPU_RELEASE = (0, 5, 23)
+"""The version whose CPU path is used."""
+KERNELS = "sgl_kernel"
 
 
 def sglang_unavailable_reason() -> str | None:
@@ -29,16 +31,29 @@ def sglang_unavailable_reason() -> str | None:
         return f"sglang {installed} is installed but cannot be imported from here"
     if not OLDEST <= _release(installed) <= NEWEST:
         return f"sglang {installed} is not supported: {_written(OLDEST)} to {_written(NEWEST)} are"
-    if not _has_nvidia_device():
-        return f"sglang {installed} is installed, but this machine has no NVIDIA device"
+    return None if _has_nvidia_device() else _unusable_on_cpu(installed)
+
+
+def _unusable_on_cpu(installed: str) -> str | None:
+    if _release(installed)[:3] != CPU_RELEASE:
+        return (
+            f"sglang {installed} is installed, but this machine has no NVIDIA device, and on a CPU only "
+            f"{_written(CPU_RELEASE)} is supported"
+        )
+    if find_spec(KERNELS) is None:
+        return (
+            f"sglang {installed} needs a module {KERNELS} on a CPU, for its names only: "
+            "put tests/sgl_kernel_stub of this project's sources on PYTHONPATH"
+        )
     return None
 
 
 def check_engine(config: RunConfig) -> None:
     """Raises UserError when the configured rollout engine cannot be used."""
     if config.rollout.engine == "sglang":
-        reason = sglang_unavailable_reason() or NOT_OFFERED
-        raise UserError(f"rollout.engine: sglang cannot be used: {reason}; use rollout.engine: torch")
+        reason = sglang_unavailable_reason()
+        if reason is not None:
+            raise UserError(f"rollout.engine: sglang cannot be used: {reason}; use rollout.engine: torch")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def cast_into(target: Tensor, source: Tensor, bucket: Bucket) -> None:
     if source.device == target.device:
         target.copy_(source)
     else:
-        _copy_in_chunks(target, source, bucket)
+        copy_in_chunks(target, source, bucket)
 
 
 def cast_all_into(targets: Sequence[Tensor], sources: Sequence[Tensor], bucket: Bucket) -> None:
@@ -72,10 +72,10 @@ def cast_all_into(targets: Sequence[Tensor], sources: Sequence[Tensor], bucket: 
         torch._foreach_copy_([target for target, _ in here], [source for _, source in here])
     for target, source in pairs:
         if source.device != target.device:
-            _copy_in_chunks(target, source, bucket)
+            copy_in_chunks(target, source, bucket)
 
 
-def _copy_in_chunks(target: Tensor, source: Tensor, bucket: Bucket) -> None:
+def copy_in_chunks(target: Tensor, source: Tensor, bucket: Bucket) -> None:
     """By rows through the staging part: torch's own copy would cast on the host or allocate."""
     if not source.numel():
         return

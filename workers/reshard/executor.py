@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import numel
+from pipeline.reshard.boxes import numel, slices
 from pipeline.reshard.plan import Gather, ReshardPlan, Scope
 from workers.optimizer import local
 from workers.reshard.bucket import MIB, Bucket, cast_all_into, cast_into
@@ -75,9 +75,9 @@ class Resharder:
         """
         started = time.perf_counter()
         self.bucket.peak_bytes = 0
-        shards = {name: local(parameter) for name, parameter in parameters.items()}
-        ends = Ends(shards=shards, engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
         with torch.no_grad():
+            shards = {name: local(parameter) for name, parameter in parameters.items()}
+            ends = Ends(shards=shards, engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
             self._execute(ends)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -104,7 +104,7 @@ class Resharder:
             cast_into(ends.target(gather.destination, gather.target), ends.shards[gather.parameter], self.bucket)
         copies = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
         for copy in copies:
-            shard = ends.shards[copy.parameter][tuple(slice(*interval) for interval in copy.source)]
+            shard = ends.shards[copy.parameter][slices(copy.source)]
             cast_into(ends.target(copy.destination, copy.target), shard, self.bucket)
         flat = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
         targets = [ends.target(gather.destination, gather.target) for gather in flat]

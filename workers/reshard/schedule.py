@@ -135,8 +135,8 @@ def _round_of(chunks: Sequence[Copy], *, rank: int, world_size: int, group: Grou
 
 
 def too_small(parameter: str, nbytes: int, half_bytes: int) -> UserError:
-    """The bucket's half cannot hold what cannot be divided further."""
+    """A half of the bucket cannot hold what cannot be divided further."""
     return UserError(
-        f"rollout.reshard_bucket_mib is too small: half of it is {half_bytes} bytes, and {parameter} needs "
-        f"{nbytes} at once; raise it"
+        f"rollout.weights_bucket_mib is too small: {parameter} needs {nbytes} bytes at once, and {half_bytes} "
+        "(three eighths of the bucket) are there; raise it"
     )

@@ -40,18 +40,38 @@ def test_other_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sglang_unavailable_reason() == f"sglang {release} is not supported: 0.5.16 to 0.5.23 are"
 
 
+HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*"))
+on_a_cpu = pytest.mark.skipif(HAS_DEVICE, reason="this machine has an NVIDIA device")
+
+
+@pytest.mark.skipif(not HAS_DEVICE, reason="this machine has no NVIDIA device")
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.20.post1", "0.5.23"])
-def test_supported_versions_depend_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+def test_supported_versions_are_usable_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     pretend(tmp_path, monkeypatch, release)
-    reason = sglang_unavailable_reason()
-    has_device = any(Path("/dev").glob("nvidia[0-9]*"))
-    assert reason == (None if has_device else f"sglang {release} is installed, but this machine has no NVIDIA device")
+    assert sglang_unavailable_reason() is None
 
 
-def test_the_engine_is_refused_in_the_configuration_for_now() -> None:
+@on_a_cpu
+@pytest.mark.parametrize("release", ["0.5.16", "0.5.20.post1"])
+def test_a_cpu_needs_the_newest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    pretend(tmp_path, monkeypatch, release)
+    assert sglang_unavailable_reason() == (
+        f"sglang {release} is installed, but this machine has no NVIDIA device, and on a CPU only 0.5.23 is supported"
+    )
+
+
+@on_a_cpu
+def test_a_cpu_needs_the_kernel_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(tmp_path, monkeypatch, "0.5.23")
+    config = RunConfig(rollout=RolloutConfig(engine="sglang"))
+    with pytest.raises(UserError, match=r"^rollout.engine: sglang cannot be used: .*sgl_kernel.*; use rollout.engine"):
+        check_engine(config)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "sgl_kernel_stub"))
+    check_engine(config)
+
+
+def test_the_torch_engine_needs_nothing() -> None:
     check_engine(RunConfig())
-    with pytest.raises(UserError, match=r"^rollout.engine: sglang cannot be used: .*; use rollout.engine: torch$"):
-        check_engine(RunConfig(rollout=RolloutConfig(engine="sglang")))
 
 
 def test_asking_imports_neither_torch_nor_sglang() -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.models import FAMILIES, tiny_config
 from tests.workers.engines import compliance
-from workers.engines.base import EngineError, SamplingParams
+from workers.engines.base import EngineError, RolloutEngine, SamplingParams
 from workers.engines.torch_engine import TorchEngine
 
 
@@ -19,6 +19,13 @@ class TorchFactory:
 
     def __call__(self, *, max_batch_tokens: int = 65536) -> TorchEngine:
         return TorchEngine(copy.deepcopy(compliance.reference(self.family)), max_batch_tokens=max_batch_tokens)
+
+    def write(self, engine: RolloutEngine, model: PreTrainedModel) -> None:
+        weights, parameters = engine.weights(), dict(model.named_parameters())
+        assert set(weights) == set(parameters)
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                tensor.copy_(parameters[name])
 
 
 @pytest.mark.parametrize("check", compliance.CHECKS, ids=lambda check: check.__name__)

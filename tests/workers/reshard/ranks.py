@@ -16,7 +16,7 @@ from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import parameter_shapes
 from pipeline.reshard.sources import Source
 from tests.models import tiny_config
-from tests.pipeline.engine_oracle import engine_parameters
+from tests.pipeline.reshard.engine_oracle import engine_parameters
 from workers.parameters import whole_tensor
 from workers.reshard.placements import shard_placement
 from workers.reshard.verify import same_bits
@@ -24,20 +24,26 @@ from workers.reshard.verify import same_bits
 CPU = torch.device("cpu")
 UNWRITTEN = 7.0
 
-ODD = {"hidden_size": 30, "head_dim": 8, "vocab_size": 130}
-"""Sizes that 4 ranks do not divide, and a vocabulary whose last slice is all padding at TP 4."""
+ODD = {"hidden_size": 20, "head_dim": 6, "intermediate_size": 36, "vocab_size": 130}
+"""Heads wider than the hidden state, and a vocabulary that does not divide: at TP 4 the last slice is all padding."""
 
 
-def sharded_model(family: str, num_ranks: int, tp_size: int, *, seed: int = 0, **sizes: Any) -> nn.Module:
-    """A random 2-layer model over the first `num_ranks` ranks, each layer a unit, as roles shard theirs."""
+def random_model(family: str, *, seed: int = 0, **sizes: Any) -> nn.Module:
+    """2 layers, whole, every parameter random: norms of one and biases of zero would hide a mistake."""
     arguments = tiny_config(family, **sizes)
     config = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
     torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases too: ones and zeros would hide a mistake
+        for parameter in model.parameters():
             parameter.normal_()
-    mesh = init_device_mesh("cpu", (num_ranks,))
+    return model
+
+
+def sharded_model(family: str, num_ranks: int, tp_size: int, *, device: str = "cpu", **sizes: Any) -> nn.Module:
+    """A random model over the first `num_ranks` ranks, each layer a unit, as roles shard theirs."""
+    model = random_model(family, **sizes)
+    mesh = init_device_mesh(device, (num_ranks,))
     placement = shard_placement(model, num_ranks, tp_size)
     for layer in model.model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh, shard_placement_fn=placement)  # type: ignore[arg-type]
@@ -45,18 +51,24 @@ def sharded_model(family: str, num_ranks: int, tp_size: int, *, seed: int = 0, *
     return model
 
 
-def engine_memory(geometry: ModelGeometry, tp_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def engine_memory(
+    geometry: ModelGeometry, tp_size: int, dtype: torch.dtype, device: torch.device = CPU
+) -> dict[str, Tensor]:
     """Parameters of one engine rank, not written yet."""
     sources = [Source(name=name, shape=shape) for name, shape in parameter_shapes(geometry).items()]
     shapes = engine_shapes(sources, geometry, tp_size)
-    return {name: torch.full(shape, UNWRITTEN, dtype=dtype) for name, shape in shapes.items()}
+    return {name: torch.full(shape, UNWRITTEN, dtype=dtype, device=device) for name, shape in shapes.items()}
+
+
+def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Collective over the model's ranks."""
+    return {name: whole_tensor(parameter) for name, parameter in model.named_parameters()}
 
 
 def wrong_parameters(
-    model: nn.Module, geometry: ModelGeometry, engine: dict[str, Tensor], tp_size: int, tp_rank: int
+    whole: dict[str, Tensor], geometry: ModelGeometry, engine: dict[str, Tensor], tp_size: int, tp_rank: int
 ) -> list[str]:
     """Names of engine parameters that are not the slice of the whole ones, or whose padding was written."""
-    whole = {name: whole_tensor(parameter) for name, parameter in model.named_parameters()}
     wanted = engine_parameters(whole, geometry, tp_size, tp_rank, torch.cat)
     wrong = [f"{name}: not in both" for name in engine.keys() ^ wanted.keys()]
     for name, value in wanted.items():

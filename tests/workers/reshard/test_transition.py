@@ -18,10 +18,11 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 BUCKET = 4096
 SIZES: tuple[dict[str, Any], ...] = (
     {},
-    {"tie_word_embeddings": True},
-    ranks.ODD,
+    {"tie_word_embeddings": True, **ranks.ODD},
     {"attention_bias": True, **ranks.ODD},
 )
+SMALL = 200
+"""Elements: norms and biases share a gather, weights do not."""
 
 
 def _transition(family: str, world_size: int, tp_size: int, bucket: int, small: int, **sizes: Any) -> tuple[Any, ...]:
@@ -42,11 +43,12 @@ def _transition(family: str, world_size: int, tp_size: int, bucket: int, small: 
 
 def _every_case(rank: int, world_size: int) -> list[str]:
     failures: list[str] = []
-    for family in FAMILIES:
-        for tp_size in (n for n in (1, 2, 4) if world_size % n == 0):
+    for tp_size in (n for n in (1, 2, 4) if world_size % n == 0):
+        for family in FAMILIES:
             for sizes in SIZES:
-                for small, bucket in ((0, BUCKET), (200, BUCKET), (1 << 16, 1 << 20)):
-                    failures += _case(family, world_size, tp_size, small, bucket, rank, sizes)
+                failures += _case(family, world_size, tp_size, SMALL, BUCKET, rank, sizes)
+        for small, bucket in ((0, BUCKET), (1 << 16, 1 << 20)):  # no parameter small, and every one
+            failures += _case("qwen2", world_size, tp_size, small, bucket, rank, {})
     return failures
 
 
@@ -57,7 +59,9 @@ def _case(
     model, geometry, engine, transition = _transition(family, world_size, tp_size, bucket, small, **sizes)
     before = ranks.addresses(engine)
     report = transition.run()
-    wrong = ranks.wrong_parameters(model, geometry, engine, tp_size, rank // (world_size // tp_size))
+    wrong = ranks.wrong_parameters(
+        ranks.whole_parameters(model), geometry, engine, tp_size, rank // (world_size // tp_size)
+    )
     planned = transition.plan.received_bytes(rank, itemsize=2)
     checks = {
         f"wrong: {wrong}": not wrong,
@@ -69,7 +73,7 @@ def _case(
     return [f"{case}: {problem}" for problem, holds in checks.items() if not holds]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_engine_parameter_is_the_slice_of_the_whole_one(world_size: int) -> None:
     """In place, within the bucket, and with the bytes that the plan states: families, tied or not, TP sizes."""
     for failures in run_ranks(_every_case, world_size):
@@ -77,14 +81,16 @@ def test_every_engine_parameter_is_the_slice_of_the_whole_one(world_size: int) -
 
 
 def _follows_updates(rank: int, world_size: int) -> list[bool]:
-    model, geometry, engine, transition = _transition("qwen2", world_size, 2, BUCKET, 200)
+    model, geometry, engine, transition = _transition("qwen2", world_size, 2, BUCKET, SMALL)
     outcomes = []
     for _ in range(2):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.to_local().mul_(-1.5)  # type: ignore[attr-defined]
         transition.run()
-        outcomes.append(not ranks.wrong_parameters(model, geometry, engine, 2, rank // (world_size // 2)))
+        outcomes.append(
+            not ranks.wrong_parameters(ranks.whole_parameters(model), geometry, engine, 2, rank // (world_size // 2))
+        )
     return outcomes
 
 
@@ -93,7 +99,7 @@ def test_each_run_brings_the_newest_weights() -> None:
 
 
 def _one_wrong_bit(rank: int, world_size: int) -> str:
-    _, _, engine, transition = _transition("llama", world_size, 2, BUCKET, 200)
+    _, _, engine, transition = _transition("llama", world_size, 2, BUCKET, SMALL)
     transition.run()
     if rank == 1:
         engine["model.layers.1.mlp.gate_up_proj.weight"].view(torch.int16)[33, 5] ^= 1
@@ -143,7 +149,7 @@ def _tiny_bucket(rank: int, world_size: int) -> str:
 
 def test_a_bucket_below_one_row_is_refused_with_the_remedy() -> None:
     for message in run_ranks(_tiny_bucket, 4):
-        assert message.startswith("UserError: rollout.reshard_bucket_mib is too small")
+        assert message.startswith("UserError: rollout.weights_bucket_mib is too small")
 
 
 def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) -> tuple[int, int, int]:
@@ -159,7 +165,7 @@ def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) 
         device=ranks.CPU,
         bucket_bytes=BUCKET,
         num_sources=num_sources,
-        small_numel=200,
+        small_numel=SMALL,
     )
     report = transition.run()
     transition.verify()
@@ -174,3 +180,14 @@ def test_engines_on_other_ranks_receive_their_slice_over_the_wire(num_sources: i
         assert received == planned
         assert (received > 0) == (rank >= num_sources)
         assert received <= held
+
+
+def test_one_rank_with_a_model_that_is_not_sharded_needs_no_process_group() -> None:
+    model = ranks.random_model("qwen2")
+    geometry = ModelGeometry.from_config(hf_config(model))
+    engine = ranks.engine_memory(geometry, 1, torch.float32)
+    transition = Transition(model, engine, tensor_parallel_size=1, group=None, device=ranks.CPU, bucket_bytes=BUCKET)
+    report = transition.run()
+    transition.verify()
+    assert ranks.wrong_parameters(ranks.whole_parameters(model), geometry, engine, 1, 0) == []
+    assert (report.received_bytes, report.extra_bytes, report.num_collectives) == (0, 0, 0)

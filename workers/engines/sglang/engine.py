@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from workers.engines.base import (
     SamplingParams,
 )
 from workers.engines.request_limits import RequestLimits
-from workers.engines.sglang.process import EngineDied, EngineProcess
+from workers.engines.sglang.process import CONTROL_S, EngineDied, EngineProcess
 from workers.engines.sglang.spec import Draw, Drawn, EngineSpec, Failed
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ class SglangEngine:
             raise EngineError(f"sglang engine: it holds no weights ({self._ending()}); write them and call set_version")
         self._limits.check(requests, sampling)
         draws = _draws(requests)
-        drawn = self._call("generate", draws, sampling, self._request_timeout_s) if draws else []
+        # No deadline for the whole: the launcher ends it when no sample finishes any more.
+        arguments = (draws, sampling, self._request_timeout_s)
+        drawn = self._call("generate", *arguments, deadline_s=math.inf) if draws else []
         return self._results(requests, drawn)
 
     def sleep(self) -> None:
@@ -139,16 +142,16 @@ class SglangEngine:
             raise EngineError(f"sglang engine: it did not start: {_with_remedy(str(error))}; log: {self.log}") from error
 
     def _started(self, process: EngineProcess) -> None:
-        process.receive("start", silence_s=self._start_timeout_s)
+        process.receive("start", deadline_s=self._start_timeout_s)
         exported: Any = process.call("export")
         self._exported = tuple(exported)
         self._awake = True
 
-    def _call(self, operation: str, *arguments: Any) -> Any:
+    def _call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
         if self._process is None:
             raise EngineError(f"sglang engine: {operation} before weights(): no process runs")
         try:
-            return self._process.call(operation, *arguments)
+            return self._process.call(operation, *arguments, deadline_s=deadline_s)
         except EngineDied as error:
             self._forget()
             raise EngineError(f"sglang engine: {error}") from error
@@ -185,7 +188,7 @@ class SglangEngine:
             token_ids=drawn.token_ids,
             log_probs=drawn.log_probs,
             policy_version=np.full(len(drawn.token_ids), self._version, dtype=np.int32),
-            finish_reason="stop" if drawn.reason == "stop" else "length",
+            finish_reason="stop" if drawn.stopped else "length",
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from workers.engines.base import SamplingParams
 from workers.engines.sglang.plugin import MIN_NEW_TOKENS
 from workers.engines.sglang.spec import Draw, Drawn, EngineSpec, Failed
-from workers.engines.sglang.versions import abort, is_responsive
+from workers.engines.sglang.versions import abort, is_responsive, tokens_so_far
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.5
@@ -31,7 +31,7 @@ class Generation:
         self._calls = 0
 
     def generate(self, draws: Sequence[Draw], sampling: SamplingParams, timeout_s: float) -> list[Drawn | Failed]:
-        """Results in any order. When no sample finishes for `timeout_s`, those that are left are given up.
+        """Results in any order. When nothing new comes for `timeout_s`, what is not finished is given up.
 
         Raises EngineHangs when the schedulers do not even answer then.
         """
@@ -43,7 +43,7 @@ class Generation:
         tasks = [asyncio.create_task(self._one(draw, sampling), name=self._name(draw)) for draw in draws]
         given_up = await self._wait(set(tasks), timeout_s)
         return [
-            Failed(number=draw.number, reason=f"not finished after {timeout_s:g} s in which no sample finished")
+            Failed(number=draw.number, reason=f"nothing came for {timeout_s:g} s")
             if task in given_up
             else task.result()
             for draw, task in zip(draws, tasks, strict=True)
@@ -51,12 +51,13 @@ class Generation:
 
     async def _wait(self, pending: set[asyncio.Task[Any]], timeout_s: float) -> set[asyncio.Task[Any]]:
         """Wait for the tasks; returns those that were given up."""
-        last_finished = time.monotonic()
+        seen, since = (0, 0), time.monotonic()
         while pending:
-            done, pending = await asyncio.wait(pending, timeout=TICK_S)
-            if done:
-                last_finished = time.monotonic()
-            elif time.monotonic() - last_finished > timeout_s:
+            _, pending = await asyncio.wait(pending, timeout=TICK_S)
+            progress = (len(pending), tokens_so_far(self._engine, [task.get_name() for task in pending]))
+            if progress != seen:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() - since > timeout_s:
                 break
         if pending:
             await self._give_up(pending)
@@ -85,7 +86,7 @@ class Generation:
         # SGLang raises what it refuses; that sample alone has failed.
         except Exception as error:  # noqa: BLE001
             return Failed(number=draw.number, reason=" ".join(f"{type(error).__name__}: {error}".split()))
-        return result_of(draw.number, reply)
+        return result_of(draw.number, reply, sampling.stop_token_ids)
 
 
 def request_parameters(sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
@@ -106,7 +107,8 @@ def request_parameters(sampling: SamplingParams, seed: int | None) -> dict[str, 
     return parameters
 
 
-def result_of(number: int, reply: dict[str, Any]) -> Drawn | Failed:
+def result_of(number: int, reply: dict[str, Any], stop_token_ids: Sequence[int]) -> Drawn | Failed:
+    """SGLang says `length` of a sample whose last possible token is a stop token; here it has stopped."""
     details = reply["meta_info"]
     reason = details["finish_reason"] or {"type": "abort", "message": "it ended without a reason"}
     if reason["type"] not in ("stop", "length"):
@@ -116,4 +118,7 @@ def result_of(number: int, reply: dict[str, Any]) -> Drawn | Failed:
     if token_ids.tolist() != list(reply["output_ids"]):
         return Failed(number=number, reason="its token ids and log-probabilities do not belong together")
     log_probs = np.array([pair[0] for pair in pairs], dtype=np.float32)
-    return Drawn(number=number, token_ids=token_ids, log_probs=log_probs, reason=reason["type"])
+    stopped = bool(len(token_ids)) and int(token_ids[-1]) in stop_token_ids
+    if reason["type"] == "stop" and not stopped:
+        return Failed(number=number, reason=f"it stopped for another reason than its stop ids: {reason}")
+    return Drawn(number=number, token_ids=token_ids, log_probs=log_probs, stopped=stopped)

@@ -133,8 +133,10 @@ def watch_children(channel: Channel) -> None:
     children = multiprocessing.active_children()
 
     def watch() -> None:
-        wait([child.sentinel for child in children])
-        ended = [child for child in children if not child.is_alive()]
+        sentinels = wait([child.sentinel for child in children])
+        ended = [child for child in children if child.sentinel in sentinels]
+        for child in ended:
+            child.join(1.0)
         how = ", ".join(f"{child.name} (pid {child.pid}) ended with exit code {child.exitcode}" for child in ended)
         channel.send("died", f"SGLang's process {how}")
         end_tree()

@@ -21,6 +21,8 @@ from workers.engines.sglang.spec import EngineSpec
 
 SILENCE_S = 60.0
 """A launcher at work says so every second; one that is silent for this long hangs."""
+CONTROL_S = 120.0
+"""For everything but starting and generating, which have deadlines of their own."""
 GONE_S = 30.0
 """For a killed tree to give its memory back."""
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -67,24 +69,31 @@ class EngineProcess:
     def alive(self) -> bool:
         return self._ended is None and self._process.poll() is None
 
-    def call(self, operation: str, *arguments: Any, silence_s: float = SILENCE_S) -> Any:
-        """The operation's result. Raises EngineDied when the launcher ends or says nothing for `silence_s`
-        (it is killed then), RuntimeError with the engine's words when the operation fails there."""
+    def call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
+        """The operation's result. Raises EngineDied when the launcher ends, says nothing for SILENCE_S or is
+        not done by the deadline (it is killed then), RuntimeError with the engine's words when it fails there."""
         try:
             self._connection.send((operation, arguments))
         except OSError:
             raise self._death(f"{operation} could not be sent") from None
-        return self.receive(operation, silence_s=silence_s)
+        return self.receive(operation, deadline_s=deadline_s)
 
-    def receive(self, operation: str, *, silence_s: float) -> Any:
-        while True:
-            kind, value = self._message(operation, silence_s)
+    def receive(self, operation: str, *, deadline_s: float = CONTROL_S) -> Any:
+        """The answer to what was sent last (first: to the spec, once the engine is up); raises as `call`."""
+        deadline = time.monotonic() + deadline_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not wait([self._connection], min(left_s, SILENCE_S)):
+                if left_s > SILENCE_S:
+                    raise self._death(f"{operation}: no sign of life for {SILENCE_S:g} s")
+                continue
+            kind, value = self._message(operation)
             if kind == "result":
                 return value
             if kind == "error":
                 raise RuntimeError(value)
             if kind == "died":
                 raise self._death(value)
+        raise self._death(f"{operation}: not done within {deadline_s:g} s")
 
     def kill(self) -> None:
         """End the tree; returns once its memory is free. A second call does nothing."""
@@ -92,9 +101,7 @@ class EngineProcess:
             self._ended = "it was shut down"
             self._end_tree()
 
-    def _message(self, operation: str, silence_s: float) -> tuple[str, Any]:
-        if not wait([self._connection], silence_s):
-            raise self._death(f"{operation}: no answer within {silence_s:g} s")
+    def _message(self, operation: str) -> tuple[str, Any]:
         try:
             message: tuple[str, Any] = self._connection.recv()
         except (EOFError, OSError):

@@ -50,12 +50,12 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """token_ids: int32 [N]. log_probs: float32 [N]. reason: stop or length."""
+    """token_ids: int32 [N]. log_probs: float32 [N]. stopped: the last one is a stop token."""
 
     number: int
     token_ids: Array
     log_probs: Array
-    reason: str
+    stopped: bool
 
 
 @dataclass(frozen=True, kw_only=True)

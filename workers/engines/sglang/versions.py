@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,12 @@ def skip_other_models(architecture: str) -> None:
 
 def abort(engine: Any, request_id: str) -> None:
     engine.tokenizer_manager.abort_request(rid=request_id)
+
+
+def tokens_so_far(engine: Any, request_ids: Iterable[str]) -> int:
+    """Tokens that have arrived of these requests; the schedulers report every 50 of them."""
+    states = engine.tokenizer_manager.rid_to_state
+    return sum(len(states[request_id].output_ids) for request_id in request_ids if request_id in states)
 
 
 async def is_responsive(engine: Any, timeout_s: float) -> bool:

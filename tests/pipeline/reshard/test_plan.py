@@ -17,7 +17,7 @@ from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.plan import ReshardPlan, make_plan
 from pipeline.reshard.shapes import SHAPES, model_sources, num_elements, parameter_shapes
 from pipeline.reshard.sources import Source, chunk
-from tests.pipeline.engine_oracle import engine_parameters, geometries, whole_parameters
+from tests.pipeline.reshard.engine_oracle import engine_parameters, geometries, whole_parameters
 
 UNWRITTEN = -1
 Arrays = dict[str, Any]

@@ -1,0 +1,228 @@
+"""One rank of `benchmarks.reshard`; started by it, never by hand."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.reshard_engines import BenchedEngine, InlineSglang, MemoryEngine
+from benchmarks.reshard_model import hf_config, random_model
+from benchmarks.reshard_ways import (
+    Timing,
+    bare_gather,
+    by_flattened_buckets,
+    by_full_tensor,
+    once,
+    timed,
+    update_step,
+)
+from pipeline.reshard.layout import ReshardLayout
+from pipeline.reshard.shapes import SHAPES
+from workers.reshard.transition import Transition
+from workers.reshard.verify import differing
+
+DTYPE = torch.bfloat16
+MIB = 1 << 20
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every rank is told; tp_sizes are measured one after the other."""
+
+    shape: str
+    tp_sizes: tuple[int, ...]
+    num_ranks: int
+    device: str
+    engine: str
+    repetitions: int
+    bucket_mib: int
+    memory_fraction: float
+    update: bool
+    baselines: bool
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One model, one engine, and the way between them, on this rank."""
+
+    job: Job
+    rank: int
+    device: torch.device
+    model: nn.Module
+    engine: BenchedEngine
+    transition: Transition
+
+    def timed(self, way: Any) -> Timing:
+        return timed(way, self.device, self.job.repetitions)
+
+    def mismatches(self) -> int:
+        """Engine parameters, over all ranks, with other bits than `full_tensor()`; then made wrong on purpose."""
+        wrong = differing(
+            self.transition.plan,
+            self.transition.geometry,
+            self.rank,
+            dict(self.model.named_parameters()),
+            self.engine.weights(),
+            dist.group.WORLD,
+            self.device,
+        )
+        number = torch.tensor(float(len(wrong)), device=self.device)
+        dist.all_reduce(number)
+        self.spoil()
+        return int(number)
+
+    def spoil(self) -> None:
+        """So that weights which the next way does not write are seen."""
+        for tensor in self.engine.weights().values():
+            tensor.fill_(-1)
+
+
+def main() -> None:
+    job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
+    device = torch.device("cuda", rank) if job.device == "cuda" else torch.device("cpu")
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{job.folder}/store",
+        rank=rank,
+        world_size=job.num_ranks,
+        device_id=device if device.type == "cuda" else None,
+    )
+    rows = [row for tp_size in job.tp_sizes for row in measure_tp(job, tp_size, rank, device)]
+    if rank == 0:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        (Path(job.folder) / "results.json").write_text(json.dumps({"device": name, "rows": rows}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_tp(job: Job, tp_size: int, rank: int, device: torch.device) -> list[Row]:
+    """All ways at one generation TP size; where it is not 1, with rows and with columns sharded."""
+    rows: list[Row] = []
+    with started(job, tp_size, rank, device) as engine:
+        for columns_for_tp in sorted({1, tp_size}):
+            rows += [
+                {"tp": tp_size, "sharding": "rows" if columns_for_tp == 1 else "columns", **row}
+                for row in measure_model(job, engine, tp_size, columns_for_tp, rank, device)
+            ]
+            gc.collect()  # FSDP's modules are cycles
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    return rows
+
+
+@contextmanager
+def started(job: Job, tp_size: int, rank: int, device: torch.device) -> Iterator[BenchedEngine]:
+    geometry, layout = SHAPES[job.shape], ReshardLayout.colocated(job.num_ranks, tp_size)
+    engine: BenchedEngine
+    if job.engine == "memory":
+        engine = MemoryEngine(geometry, layout, rank, DTYPE, device)
+    else:
+        folder = Path(job.folder)
+        config = hf_config(geometry)
+        engine = InlineSglang(config, layout, rank, device, folder, memory_fraction=job.memory_fraction)
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def measure_model(
+    job: Job, engine: BenchedEngine, tp_size: int, columns_for_tp: int, rank: int, device: torch.device
+) -> list[Row]:
+    geometry = SHAPES[job.shape]
+    model = random_model(
+        geometry, num_ranks=job.num_ranks, columns_for_tp=columns_for_tp, compute_dtype=DTYPE, device=device
+    )
+    transition = Transition(
+        model,
+        engine.weights(),
+        tensor_parallel_size=tp_size,
+        group=dist.group.WORLD,
+        device=device,
+        bucket_bytes=job.bucket_mib * MIB,
+    )
+    bench = Bench(job=job, rank=rank, device=device, model=model, engine=engine, transition=transition)
+    rows = [{"way": "ours", **ours(bench)}]
+    if tp_size == 1 and job.baselines:
+        rows += baselines(bench)
+    if job.update:
+        tokens = torch.randint(0, geometry.vocab_size, (2, 1024 if device.type == "cuda" else 16))
+        rows.append({"way": "update (fwd+bwd)", **summary(bench.timed(update_step(model, tokens.to(device))))})
+    return rows
+
+
+def ours(bench: Bench) -> Row:
+    """The payload and its bytes, and the whole transition with the KV cache's moves."""
+    bench.spoil()
+    reports = []
+    payload = bench.timed(lambda: reports.append(bench.transition.run()))
+    wrong = bench.mismatches()
+    return {
+        **summary(payload),
+        "received_gb": reports[-1].received_bytes / 1e9,
+        "planned_gb": bench.transition.plan.received_bytes(bench.rank, DTYPE.itemsize) / 1e9,
+        "bucket_mib": reports[-1].extra_bytes / MIB,
+        "collectives": reports[-1].num_collectives,
+        "mismatches": wrong,
+        **whole_transition(bench),
+    }
+
+
+def whole_transition(bench: Bench) -> dict[str, float]:
+    """Medians of: releasing and resuming the KV cache, and everything from the end of an update to the moment
+    at which the engine takes requests (KV cache back, weights in place, prefix cache dropped)."""
+    engine, device = bench.engine, bench.device
+    seconds: dict[str, list[float]] = {"kv_release_s": [], "kv_resume_s": [], "transition_s": [], "first_token_s": []}
+
+    def transition() -> None:
+        engine.resume()
+        bench.transition.run()
+        engine.accept()
+
+    for _ in range(bench.job.repetitions + 1):
+        seconds["kv_release_s"].append(once(engine.release, device))
+        seconds["kv_resume_s"].append(once(engine.resume, device))
+        once(engine.release, device)
+        seconds["transition_s"].append(once(transition, device))
+        seconds["first_token_s"].append(once(engine.first_token, device))
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def baselines(bench: Bench) -> list[Row]:
+    """The common ways, and the backend's limit for the bytes."""
+    rows: list[Row] = []
+    for name, way in {"(a) full_tensor": by_full_tensor, "(b) flattened": by_flattened_buckets}.items():
+        timing = bench.timed(lambda way=way: way(bench.model, bench.engine, DTYPE))
+        rows.append({"way": name, **summary(timing), "mismatches": bench.mismatches()})
+    nbytes = sum(tensor.nbytes for tensor in bench.engine.weights().values())
+    timing = bench.timed(bare_gather(nbytes, bench.device))
+    received = nbytes * (bench.job.num_ranks - 1) / bench.job.num_ranks
+    return [*rows, {"way": "bare all-gather", **summary(timing), "received_gb": received / 1e9}]
+
+
+def summary(timing: Timing) -> Row:
+    return {
+        "seconds": statistics.median(timing.seconds),
+        "all_seconds": list(timing.seconds),
+        "extra_mib": timing.extra_bytes / MIB,
+    }
+
+
+if __name__ == "__main__":
+    main()

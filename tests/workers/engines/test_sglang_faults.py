@@ -1,0 +1,191 @@
+"""What goes wrong with an engine's processes, and that its rank neither hangs nor goes down with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.workers.engines import compliance, sglang_models
+from workers.engines.base import EngineError, GenerateResult, SamplingParams
+from workers.engines.dispatch import generate_all
+from workers.engines.sglang.engine import SglangEngine
+from workers.engines.sglang.process import EngineDied, EngineProcess, members
+from workers.engines.sglang.setup import write_model_dir
+from workers.engines.sglang.spec import EngineSpec
+
+ROOT = Path(__file__).parents[3]
+GREEDY = SamplingParams(temperature=0, max_new_tokens=8)
+LONG = SamplingParams(max_new_tokens=400)
+"""With `crowd`: many seconds of work."""
+
+
+def crowd() -> list[compliance.GenerateRequest]:
+    return compliance.requests(*range(5, 13), samples=8)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    with sglang_models.kernel_stub():
+        engine = sglang_models.new_engine("llama", tmp_path_factory.mktemp("run"), request_timeout_s=1.0)
+        try:
+            yield engine
+        finally:
+            engine.shutdown()
+
+
+@pytest.fixture
+def engine(shared: SglangEngine) -> SglangEngine:
+    if shared.version == -1:
+        restore(shared)
+    return shared
+
+
+def restore(engine: SglangEngine) -> None:
+    """What a rank does before generation when the engine's version is not the actor's."""
+    sglang_models.write(engine, compliance.reference("llama"))
+    engine.set_version(3)
+
+
+def scheduler(engine: SglangEngine) -> psutil.Process:
+    assert engine.launcher_pid is not None
+    children = psutil.Process(engine.launcher_pid).children(recursive=True)
+    return next(child for child in children if "scheduler" in " ".join(child.cmdline()))
+
+
+def during_generation(
+    engine: SglangEngine, fault: Callable[[], object], sampling: SamplingParams = LONG
+) -> Future[list[GenerateResult]]:
+    """Start a long generation, then the fault."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(generate_all, engine, crowd(), sampling)
+        time.sleep(0.7)
+        assert not running.done()
+        fault()
+    return running
+
+
+def ids(results: list[GenerateResult]) -> list[list[int]]:
+    return [sample.token_ids.tolist() for result in results for sample in result.samples]
+
+
+def test_a_killed_scheduler_is_noticed_at_once_and_the_engine_comes_back(engine: SglangEngine) -> None:
+    before = engine.generate(compliance.requests(4, 9), GREEDY)
+    launcher = engine.launcher_pid
+    assert launcher is not None
+    killed = time.monotonic()
+    failed = during_generation(engine, scheduler(engine).kill)
+    assert time.monotonic() - killed < 5
+    with pytest.raises(EngineError, match=rf"scheduler.* ended with exit code -9.*log: {engine.log}"):
+        failed.result()
+    assert engine.version == -1 and members(launcher) == []
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.generate(compliance.requests(4), GREEDY)
+    restore(engine)
+    after = engine.generate(compliance.requests(4, 9), GREEDY)
+    assert ids(before) == ids(after)
+    assert {int(version) for result in after for sample in result.samples for version in sample.policy_version} == {3}
+
+
+def test_a_killed_launcher_takes_its_tree_along(engine: SglangEngine) -> None:
+    launcher = engine.launcher_pid
+    assert launcher is not None
+    failed = during_generation(engine, lambda: os.kill(launcher, signal.SIGKILL))
+    with pytest.raises(EngineError, match=r"ended during generate \(signal SIGKILL\).*log: "):
+        failed.result()
+    assert members(launcher) == []
+
+
+def test_an_engine_that_dies_while_idle_has_no_version(engine: SglangEngine) -> None:
+    launcher = engine.launcher_pid
+    assert launcher is not None and engine.version == 3
+    scheduler(engine).kill()
+    wait_until(lambda: engine.version == -1, timeout_s=5)
+    wait_until(lambda: members(launcher) == [], timeout_s=5)
+
+
+def test_requests_that_stall_are_sent_again(engine: SglangEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """The scheduler stops for longer than the limit on silence, but answers before it counts as hung."""
+    stopped = scheduler(engine)
+
+    def stall() -> None:
+        stopped.suspend()
+        time.sleep(3)
+        stopped.resume()
+
+    results = during_generation(engine, stall, SamplingParams(max_new_tokens=200)).result()
+    assert [len(result.samples) for result in results] == [8] * 8
+    assert "engine returned nothing for requests" in caplog.text
+    assert "samples failed: nothing came for 1 s" in caplog.text
+
+
+def test_a_hung_scheduler_is_given_up(engine: SglangEngine) -> None:
+    failed = during_generation(engine, scheduler(engine).suspend)
+    with pytest.raises(EngineError, match="the schedulers do not answer"):
+        failed.result()
+    assert engine.version == -1
+
+
+def test_weights_with_nan_are_an_engine_error(engine: SglangEngine) -> None:
+    with torch.no_grad():
+        engine.weights()["model.norm.weight"].fill_(float("nan"))
+    engine.set_version(4)
+    with pytest.raises(EngineError, match=r"not finite|ended with"):
+        engine.generate(compliance.requests(3), SamplingParams(max_new_tokens=2))
+    restore(engine)
+
+
+def test_this_process_has_not_imported_sglang(engine: SglangEngine) -> None:
+    assert engine.version != -1 and "sglang" not in sys.modules
+
+
+def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from workers.engines.sglang.process import EngineProcess; "
+        "from workers.engines.sglang.spec import EngineSpec; "
+        "spec = EngineSpec(model_dir=Path(sys.argv[1]), device='cpu', dtype='float32', max_positions=512, vocabulary=9);"
+        "print(EngineProcess(spec, log=Path(sys.argv[1]) / 'log').pid, flush=True); time.sleep(600)"
+    )
+    write_model_dir(compliance.reference("llama").config, tmp_path)
+    with sglang_models.kernel_stub():
+        rank = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    launcher = int(rank.stdout.readline())
+    wait_until(lambda: members(launcher) != [], timeout_s=10)
+    rank.kill()
+    rank.wait()
+    rank.stdout.close()
+    wait_until(lambda: members(launcher) == [], timeout_s=10)
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
+    with sglang_models.kernel_stub():
+        engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
+        with pytest.raises(EngineError, match=r"did not start: FileNotFoundError: .*config.json.*log: .*engine.log"):
+            engine.weights()
+
+
+def test_a_start_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
+    with sglang_models.kernel_stub():
+        process = EngineProcess(spec, log=tmp_path / "engine.log")
+        with pytest.raises(EngineDied, match=r"start: not done within 0.2 s \(it had to be killed\)"):
+            process.receive("start", deadline_s=0.2)
+    assert members(process.pid) == []
+
+
+def wait_until(holds: Callable[[], bool], *, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

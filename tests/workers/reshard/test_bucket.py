@@ -1,0 +1,48 @@
+"""The bounded bucket, and shards that wait on another device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workers.reshard.bucket import Bucket, copy_in_chunks
+from workers.reshard.verify import same_bits
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("shape", [(37, 5), (3, 16), (50,), (1, 1)])
+def test_chunks_bring_all_rows_cast_through_the_staging_part_alone(shape: tuple[int, ...]) -> None:
+    bucket = Bucket(256, CPU)  # staging: 64 bytes, a row of 16 floats
+    source = torch.randn(shape)
+    target = torch.zeros(2, *shape, dtype=torch.bfloat16)[1]
+    copy_in_chunks(target, source, bucket)
+    assert same_bits(target, source.to(torch.bfloat16))
+    assert 0 < bucket.peak_bytes <= 64
+
+
+def test_peak_counts_what_is_held_at_once_and_survives_the_release() -> None:
+    bucket = Bucket(1024, CPU)
+    bucket.half(0, 100)
+    bucket.half(1, 300)
+    bucket.half(0, 60)  # lies in the 100 of before
+    bucket.release()
+    bucket.staging(10)
+    assert bucket.peak_bytes == 400
+
+
+def test_the_parts_together_stay_below_the_bound() -> None:
+    bucket = Bucket(1000, CPU)
+    for part, size in ((0, bucket.half_bytes), (1, bucket.half_bytes)):
+        bucket.half(part, size)
+    bucket.staging(bucket.staging_bytes)
+    assert bucket.peak_bytes <= 1000
+    with pytest.raises(ValueError, match="bucket's half 0"):
+        bucket.half(0, bucket.half_bytes + 1)
+
+
+def test_bits_are_compared_and_not_numbers() -> None:
+    nan, zeros = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0])
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(zeros, -zeros)
+    assert not same_bits(zeros, zeros.double())

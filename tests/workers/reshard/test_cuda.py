@@ -1,0 +1,50 @@
+"""Transitions over NCCL: launches that coalesce, and shards that wait on the host. Skipped without 2 GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.reshard.geometry import ModelGeometry
+from tests.gloo import run_ranks
+from tests.workers.reshard import ranks
+from workers.reshard.bucket import MIB
+from workers.reshard.model import hf_config
+from workers.reshard.transition import Transition
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "vocab_size": 4096}
+
+
+def _on_gpus(rank: int, world_size: int, tp_size: int, on_host: bool) -> tuple[list[str], int, int, int]:
+    device = torch.device("cuda", rank)
+    model = ranks.sharded_model("qwen3", world_size, tp_size, device="cuda", **WIDE)
+    geometry = ModelGeometry.from_config(hf_config(model))
+    engine = ranks.engine_memory(geometry, tp_size, torch.bfloat16, device)
+    whole = ranks.whole_parameters(model)
+    if on_host:
+        model.to("cpu")
+    transition = Transition(
+        model,
+        engine,
+        tensor_parallel_size=tp_size,
+        group=ranks.world(),
+        device=device,
+        bucket_bytes=MIB,
+        small_numel=1024,
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    report = transition.run()
+    held = torch.cuda.max_memory_allocated(device) - before
+    wrong = ranks.wrong_parameters(whole, geometry, engine, tp_size, rank // (world_size // tp_size))
+    return wrong, report.received_bytes, transition.plan.received_bytes(rank), held
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_gpus_get_every_bit_within_the_bucket(tp_size: int, on_host: bool) -> None:
+    for wrong, received, planned, held in run_ranks(_on_gpus, 2, tp_size, on_host, backend="nccl"):
+        assert wrong == []
+        assert received == planned
+        assert held <= MIB + 4096
