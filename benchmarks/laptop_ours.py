@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks.stopwatch import Stopwatch
@@ -96,6 +95,7 @@ def _context(config: RunConfig) -> RankContext:
         pool_size=1,
         global_rank=0,
         roles=("actor",),
+        trained=("actor",),
         incarnation=0,
         rendezvous=(str(store.host), int(store.port)),
     )
@@ -119,11 +119,8 @@ def _request(number: int, site: str, **arguments: Any) -> StageRequest:
 
 def num_computed_tokens(side: OurSide, number: int) -> tuple[int, int]:
     """Tokens that a training pass computes for an iteration: ours (prompts once), and padded in full."""
-    size, samples, num_new = (
-        side.config.data.batch_size,
-        side.config.rollout.num_samples,
-        side.config.rollout.max_new_tokens,
-    )
-    lengths = torch.tensor([len(p.tokens) for p in side.prompts[number * size : (number + 1) * size]])
-    rows, num_new = size * rollout.num_samples, rollout.max_new_tokens
-    return int(lengths.sum()) + rows * num_new, rows * (int(lengths.max()) + num_new)
+    config = side.config
+    size, num_new = config.data.batch_size, config.rollout.max_new_tokens
+    rows = size * config.rollout.num_samples
+    lengths = [len(prompt.tokens) for prompt in side.prompts[number * size : (number + 1) * size]]
+    return sum(lengths) + rows * num_new, rows * (max(lengths) + num_new)

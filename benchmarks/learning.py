@@ -94,7 +94,8 @@ def main() -> None:
     for r in results:
         print(
             f"{r['seed']:4d}  {r['problems']:8d}  {r['before']:.3f} ± {r['before_ci95']:.3f}  "
-            f"{r['after']:.3f} ± {r['after_ci95']:.3f}  {r['iterations']:10d}  {r['iteration_s']:11.2f}  {r['wall_s']:.0f}"
+            f"{r['after']:.3f} ± {r['after_ci95']:.3f}  {r['iterations']:10d}  {r['iteration_s']:11.2f}  "
+            f"{r['wall_s']:.0f}"
         )
     if args.output:
         Path(args.output).write_text(json.dumps({"device": device_name(), "set": args.set, "seeds": results}, indent=1))

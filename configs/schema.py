@@ -158,7 +158,7 @@ class RolloutConfig(Section):
     tensor_parallel_size: PositiveInt = 1
     """SGLang: ranks of one engine; must divide the ranks of the actor's pool."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """SGLang on a GPU: share of the device's memory for the engine's weights and KV cache; the cache is given back while training."""
+    """SGLang on a GPU: share of the memory that is free when the engine starts, for its weights and KV cache; the cache is given back while training."""
     weights_bucket_mib: PositiveInt = 512
     """SGLang: most extra memory of a transition from training shards to the engine's weights, in MiB."""
     verify_weights: bool = False

@@ -6,6 +6,7 @@ Ctrl-C or SIGTERM, can be resumed.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Annotated
 import typer
 
 from configs.errors import UserError
-from flows.commands.answer import OK, STOPPED, USER_ERROR, Answer, deliver
+from flows.commands.answer import FAILED, OK, STOPPED, USER_ERROR, Answer, deliver
+from workers.envelope import RankError
 
 EPILOG = (
     "Exit codes: 0 ok, 1 the run failed, 2 a mistake in what you gave (one line says which), "
@@ -56,10 +58,15 @@ RUNS = Path("runs")
 def main(args: Sequence[str] | None = None) -> int:
     """The exit code. A mistake of the user is one line on stderr; any other error keeps its traceback."""
     command = typer.main.get_command(app)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a user's own modules are found, and shadow nothing
     try:
         code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
     except UserError as error:
         return _complain(str(error))
+    except RankError as error:
+        _complain(f"the run failed: {error}; all of it is in the run directory's logs, committed stages are kept")
+        return FAILED
     except UsageError as error:
         return _usage_error(error, given=sys.argv[1:] if args is None else args)
     except typer.Abort:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model
 from pipeline.stages import RolloutsHandle, StageOutcome
-from pipeline.trace import calls_per_pool, roles_of, trace_async
+from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.rollout_store import RolloutStore
@@ -78,6 +79,7 @@ class RunExecution:
             config=self.config,
             run_dir=self.directory.path,
             roles=frozenset(roles_of(calls)),
+            trained=frozenset(trained_roles(calls)),
             actor_class=self.actor_class,
         )
         per_pool = calls_per_pool(calls)
@@ -125,7 +127,7 @@ class RunExecution:
     async def _restore(self, ranks: Ranks, per_pool: dict[str, int]) -> Controller:
         """A controller over ranks that hold the last committed checkpoint, or the initial weights."""
         newest = self.checkpoints.latest()
-        trained = self._trained(ranks)
+        trained = ranks.trained
         state = dict(newest.state) if newest is not None else {}
         versions = dict.fromkeys(trained, 0)
         versions |= {r: 0 for r in ranks.roles if needs_model(self.config, r)}
@@ -142,14 +144,19 @@ class RunExecution:
             view=self.view,
             stop=self.stop,
             versions=versions,
-            kl=AdaptiveKl(coef=float(state.get("kl_coef", kl.coef)), target=kl.target, horizon=kl.horizon),
+            kl=AdaptiveKl(
+                coef=float(state.get("kl_coef", kl.coef)) if kl.target is not None else kl.coef,
+                target=kl.target,
+                horizon=kl.horizon,
+            ),
         )
         CONTROLLERS[self.name] = controller
         return controller
 
-    def _trained(self, ranks: Ranks) -> set[str]:
-        updates = {"actor", "critic"} if self.config.algorithm != "reward_model" else {"reward"}
-        return {role for role in ranks.roles if role in updates}
+    def _kl_coef(self, state: Mapping[str, Any]) -> float:
+        """The checkpoint's where the coefficient adapts, else the configured one, which a resume may change."""
+        kl = self.config.kl
+        return kl.coef if kl.target is None else float(state.get("kl_coef", kl.coef))
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()
@@ -202,7 +209,7 @@ class RunExecution:
         """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
         aside = await asyncio.to_thread(self.checkpoints.begin, step)
-        versions = await controller.ranks.save(aside, sorted(self._trained(controller.ranks)))
+        versions = await controller.ranks.save(aside, sorted(controller.ranks.trained))
         state = {
             "iteration": step,
             "versions": versions,

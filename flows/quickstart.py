@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.checks import check_config
 from configs.loader import load_config
 from configs.schema import RunConfig
+from flows.hints import typed_command
+from flows.preflight import check
 from flows.quickstart_task import write_task
 from storage.metrics import read_metrics
 from storage.plots import plot_run, series, text_plot
@@ -96,8 +97,8 @@ def quickstart(parent: Path, *, quiet: bool = False) -> dict[str, Any]:
     document: dict[str, Any] = {"status": "stopped" if stopped else "completed", "runs": runs}
     if stopped:
         say(
-            f"stopped; `hybridflow resume {list(runs.values())[-1]}` finishes this run, "
-            "`hybridflow quickstart` starts afresh"
+            f"stopped; `{typed_command()} resume {list(runs.values())[-1]}` finishes this run, "
+            f"`{typed_command()} quickstart` starts afresh"
         )
         return document
     say("judging the models on held-out rows")
@@ -142,7 +143,7 @@ def stage_config(stage: str, parent: Path, data: Path, runs: dict[str, str]) -> 
         values[f"{role}.path"] = f"checkpoint:{runs[source]}/{saved}"
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     config = load_config(f"quickstart_{stage}", overrides)
-    check_config(config, source=f"quickstart_{stage}")
+    check(config, source=f"quickstart_{stage}")
     return config
 
 
@@ -175,14 +176,15 @@ def _report(judgement: Judgement, run: Path, plot: Path, seconds: float, say: Ca
     say("")
     for line in _charts(run):
         say(line)
+    typed = typed_command()
     say(
         f"drawn: {plot}\n\n"
         f"The PPO run is in {run} ({seconds:.0f} s in all). Next:\n"
-        f"  hybridflow rollouts show {run} --iteration 0\n"
+        f"  {typed} rollouts show {run} --iteration 0\n"
         f"      what the policy said at first, with rewards and advantages; --iteration {last}: at the end\n"
-        f"  hybridflow resume {run} --set training.num_iterations={2 * (last + 1)}\n"
+        f"  {typed} resume {run} --set training.num_iterations={2 * (last + 1)}\n"
         f"      train on\n"
-        f"  hybridflow ui\n"
+        f"  {typed} ui --runs {run.parent}\n"
         f"      the runs in Prefect's web page"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,6 @@ from typing import Any
 
 from distributed import Client
 
-from configs.checks import check_config
 from configs.errors import UserError
 from configs.loader import apply_overrides
 from configs.schema import RunConfig
@@ -20,15 +20,15 @@ from flows.live_view import LiveView
 from flows.logs import controller_log
 from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import LocalPrefectServer
+from flows.preflight import check
 from flows.signals import StopRequest
-from flows.sinks import check_sinks
 from pipeline.placement import pool_sizes
 from storage.run_directory import RunDirectory
 from workers.cluster import dask_client
-from workers.engines.sglang_probe import check_engine
+from workers.envelope import RankError
 from workers.rank_actor import RankActor
-from workers.rewards import check_reward_functions
 
+logger = logging.getLogger(__name__)
 PREFECT_HOME = ".prefect"
 
 
@@ -67,6 +67,7 @@ class Session:
         from flows.alignment import run_flow
 
         with (
+            directory.locked(),
             controller_log(directory.logs),
             LiveView(config.training.num_iterations, quiet=self.quiet) as view,
         ):
@@ -79,7 +80,11 @@ class Session:
                 stop=self.stop,
                 actor_class=self.actor_class,
             )
-            result = await run_flow(execution)
+            try:
+                result = await run_flow(execution)
+            except RankError as error:
+                logger.error("%s\n%s", error, error.details)
+                raise
         return RunSummary(
             run_dir=str(directory.path),
             status=result.status,
@@ -119,14 +124,6 @@ def ranks_needed(config: RunConfig) -> int:
     return sum(pool_sizes(config).values())
 
 
-def check(config: RunConfig) -> None:
-    """Everything that can be said of a configuration before a process is started. Raises UserError."""
-    check_config(config)
-    check_sinks(config.logging)
-    check_reward_functions(config)
-    check_engine(config)
-
-
 def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -> RunSummary:
     """Run a configuration. Raises UserError for a user's mistake, before anything is started."""
     check(config)
@@ -143,7 +140,9 @@ def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False)
     """Go on with a run. Raises UserError when there is nothing to resume."""
     directory = RunDirectory.open(run_dir)
     config = apply_overrides(directory.config(), overrides)
-    check(config)
+    check(config, source=str(directory.config_json))
+    if overrides:
+        directory.save_config(config)
 
     async def go() -> RunSummary:
         parent = directory.path.parent

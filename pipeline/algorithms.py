@@ -1,7 +1,7 @@
 """RLHF algorithms as short functions over models (the paper's Figures 1 and 6).
 
 An algorithm is written once, runs over any placement, and is traced for its dataflow graph
-(`pipeline.trace`). Register one with `register_algorithm`, or name it `module:function` or
+(`pipeline.trace`). Register one with `ALGORITHMS.register`, or name it `module:function` or
 `path/to/file.py:function` in the configuration.
 """
 

@@ -11,7 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar, cast
 
+from configs.errors import UserError
+
 T = TypeVar("T")
+
+
+class UnknownName(UserError, ValueError):
+    """A name or import path that leads to nothing; the user's mistake."""
 
 
 class Registry(Generic[T]):
@@ -47,7 +53,7 @@ class Registry(Generic[T]):
         if ":" in name:
             return cast(T, import_object(name, self.noun))
         known = ", ".join(self.names()) or "none"
-        raise ValueError(f"unknown {self.noun} {name!r}; known: {known}; or give an import path module:name")
+        raise UnknownName(f"unknown {self.noun} {name!r}; known: {known}; or give an import path module:name")
 
 
 def import_object(path: str, noun: str = "object") -> object:
@@ -58,10 +64,10 @@ def import_object(path: str, noun: str = "object") -> object:
     """
     location, _, attribute = path.rpartition(":")
     if not location or not attribute:
-        raise ValueError(f"{noun} {path!r}: write package.module:name or path/to/file.py:name")
+        raise UnknownName(f"{noun} {path!r}: write package.module:name or path/to/file.py:name")
     module = _import_file(location, path, noun) if location.endswith(".py") else _import_name(location, path, noun)
     if not hasattr(module, attribute):
-        raise ValueError(f"{noun} {path!r}: {location} has no {attribute!r}; check the name after the colon")
+        raise UnknownName(f"{noun} {path!r}: {location} has no {attribute!r}; check the name after the colon")
     found: object = getattr(module, attribute)
     return found
 
@@ -73,14 +79,14 @@ def _import_name(name: str, path: str, noun: str) -> ModuleType:
         missing = error.name or name
         if name != missing and not name.startswith(missing + "."):
             raise  # something that the user's module imports is missing: its own error says it best
-        raise ValueError(f"{noun} {path!r}: no module {missing!r}; check the name, or PYTHONPATH") from error
+        raise UnknownName(f"{noun} {path!r}: no module {missing!r}; check the name, or PYTHONPATH") from error
 
 
 def _import_file(file: str, path: str, noun: str) -> ModuleType:
     """Executed once per process, however many names are taken from it."""
     source = Path(file).expanduser().resolve()
     if not source.is_file():
-        raise ValueError(f"{noun} {path!r}: no file {source}; paths are relative to the working directory")
+        raise UnknownName(f"{noun} {path!r}: no file {source}; paths are relative to the working directory")
     name = f"_hybridflow_{source.stem}_{hashlib.blake2b(str(source).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]

@@ -68,6 +68,11 @@ def calls_per_pool(calls: list[TracedCall]) -> Mapping[str, int]:
     return Counter(call.pool for call in calls)
 
 
+def trained_roles(calls: list[TracedCall]) -> set[str]:
+    """Roles whose weights the algorithm updates."""
+    return {call.role for call in calls if call.kind == "state"}
+
+
 def roles_of(calls: list[TracedCall]) -> set[str]:
     """Roles that the algorithm calls."""
     return {call.role for call in calls}

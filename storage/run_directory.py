@@ -7,8 +7,10 @@ checkpoints/    DCP                             logs/ exports/ plots/
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,6 +58,24 @@ class RunDirectory:
             fsync_path(run.path.parent)
             _point_latest(run.path)
         return run
+
+    def save_config(self, config: RunConfig) -> None:
+        """Replace the resolved configuration: what a resumed run goes on with."""
+        with writing(self.path):
+            atomic_write(self.config_json, config.model_dump_json(indent=2) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time runs a run directory; the lock ends with its process, however that ends.
+
+        Raises StorageError when another process holds it.
+        """
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StorageError(f"{self.path} is being run by another process; wait for it, or stop it") from error
+            yield
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:

@@ -62,7 +62,6 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
                 dashboard_address="127.0.0.1:0",
                 resources={RESOURCE: 1},
                 asynchronous=True,
-                silence_logs=False,
             ) as cluster,
             Client(cluster, asynchronous=True, set_as_default=True) as client,
         ):

@@ -23,6 +23,12 @@ ErrorClass = Literal["user", "memory", "diverged", "lost", "internal"]
 or too late (the only class that a rebuild of the ranks mends); internal: everything else."""
 
 
+MEMORY_REMEDY = (
+    "out of memory: lower training.max_tokens_per_micro_batch or rollout.max_batch_tokens, "
+    "set ROLE.fsdp.gradient_checkpointing or ROLE.fsdp.offload, or use more ranks"
+)
+
+
 class RankError(Exception):
     """A stage failed on a rank. `error_class` says what may help."""
 
@@ -72,6 +78,13 @@ def classify(error: BaseException) -> ErrorClass:
     return "internal"
 
 
+def _text(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    return f"{text}; {MEMORY_REMEDY}" if classify(error) == "memory" else text
+
+
 def enveloped(method: Callable[P, Any]) -> Callable[P, Envelope]:
     """Wrap a rank actor's method so that whatever it raises reaches the controller."""
 
@@ -81,7 +94,6 @@ def enveloped(method: Callable[P, Any]) -> Callable[P, Envelope]:
             return Envelope(result=method(*args, **kwargs))
         except Exception as error:
             logger.exception("%s failed", method.__name__)
-            text = f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
-            return Envelope(error=text, error_class=classify(error), details=traceback.format_exc())
+            return Envelope(error=_text(error), error_class=classify(error), details=traceback.format_exc())
 
     return call

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.balance import partition_by_tokens
-from pipeline.rollouts import Array
+from pipeline.rollouts import Array, concat
 from workers.generation import generate_rollouts
 from workers.process_group import PoolGroup
 from workers.rank_context import RankContext
@@ -29,7 +29,9 @@ def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, f
     prompts = source.prompts(np.arange(len(source)))
     lengths = np.array([len(p.tokens) for p in prompts])
     mine = partition_by_tokens(lengths, np.arange(len(prompts)), request.num_shards)[request.shard]
-    rollouts, _ = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
+    batches = np.array_split(mine, max(1, -(-len(mine) // config.evaluation.batch_size)))
+    parts = [generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches]
+    rollouts = concat(parts)
     sums = {name: _moments(column) for name, column in score_rewards(context, rollouts)[0].items()}
     sums["response_length"] = _moments(rollouts["response_length"])
     total = sum_over_ranks(np.stack(list(sums.values())), context.group)

@@ -43,6 +43,7 @@ class RankSpec:
     pool_size: int
     global_rank: int
     roles: tuple[str, ...]
+    trained: tuple[str, ...]
     incarnation: int
     rendezvous: tuple[str, int] | None = None
 
@@ -103,6 +104,7 @@ class RankActor:
         from storage.rollout_store import RolloutStore
         from workers.data_plane import DataPlane
 
+        log_to_file(Path(spec.run_dir) / "logs" / f"rank-{spec.global_rank}.log")
         worker = get_worker()
         plane = DataPlane(RolloutStore(Path(spec.run_dir) / "rollouts"), worker)
         self._spec = spec
@@ -203,4 +205,14 @@ class RankActor:
         )
 
 
-logging.getLogger("distributed.worker").setLevel(logging.WARNING)
+def log_to_file(path: Path) -> None:
+    """Everything that this process logs, and its warnings, go to the run's folder from now on."""
+    logging.captureWarnings(True)
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for earlier in root.handlers[:]:
+        root.removeHandler(earlier)
+        earlier.close()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)

@@ -130,7 +130,11 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
         timeout_s=config.cluster.call_timeout_s,
     )
     mesh = DeviceMesh(device.type, list(range(spec.pool_size)), mesh_dim_names=("dp",))
-    models = {role: RoleModel.build(role, config, mesh, device) for role in spec.roles if needs_model(config, role)}
+    models = {
+        role: RoleModel.build(role, config, mesh, device, trained=role in spec.trained)
+        for role in spec.roles
+        if needs_model(config, role)
+    }
     return RankContext(
         config=config, device=device, group=group, mesh=mesh, plane=plane, models=models, roles=spec.roles
     )

@@ -68,6 +68,7 @@ class Ranks:
     config: RunConfig
     run_dir: Path
     roles: frozenset[str]
+    trained: frozenset[str] = frozenset()
     actor_class: type[RankActor] = RankActor
     incarnation: int = 0
     pools: dict[str, ResourcePool] = field(default_factory=dict)
@@ -80,7 +81,6 @@ class Ranks:
         """
         self.incarnation += 1
         layout = pool_ranks(self.config)
-        total = sum(len(ranks) for ranks in layout.values())
         places = [(i, len(ranks)) for ranks in layout.values() for i in range(len(ranks))]
         addresses = await self._fresh_addresses(places)
         actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
@@ -136,6 +136,7 @@ class Ranks:
                 pool_size=len(pool.ranks),
                 global_rank=rank.global_rank,
                 roles=pool.roles,
+                trained=tuple(sorted(self.trained & set(pool.roles))),
                 incarnation=self.incarnation,
                 rendezvous=rendezvous,
             )

@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.checks import check_config
 from configs.errors import UserError
-from configs.loader import apply_overrides, load_config, resolved
+from configs.loader import load_config, resolved
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
+from flows.hints import typed_command
+from flows.preflight import check
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,7 @@ def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry
     config = load_config(name_or_path, overrides)
     if output is not None:
         config = config.model_copy(update={"output": str(output)})
-    check_config(config, source=name_or_path)
+    check(config, source=name_or_path)
     if dry_run:
         return _plan(config)
     from flows.run import run as run_flow
@@ -38,7 +39,6 @@ def resume(name_or_path: str, overrides: Sequence[str], runs: Path, *, quiet: bo
     from storage.run_directory import RunDirectory
 
     directory = RunDirectory.resolve(name_or_path, runs)
-    check_config(apply_overrides(directory.config(), overrides), source=str(directory.config_json))
     from flows.run import resume as resume_flow
 
     return _summary(resume_flow(directory.path, tuple(overrides), quiet=quiet))
@@ -67,9 +67,9 @@ def _summary(summary: RunSummary) -> Answer:
 def _show_summary(console: Console, summary: RunSummary) -> None:
     console.print(f"{summary.status}: {summary.iterations} iterations in {summary.run_dir}", markup=False)
     if summary.status == "stopped":
-        console.print(f"go on with: hybridflow resume {summary.run_dir}", markup=False)
+        console.print(f"go on with: {typed_command()} resume {summary.run_dir}", markup=False)
     else:
-        console.print(f"look at it: hybridflow rollouts ls {summary.run_dir}", markup=False)
+        console.print(f"look at it: {typed_command()} rollouts ls {summary.run_dir}", markup=False)
 
 
 def _plan(config: RunConfig) -> Answer:

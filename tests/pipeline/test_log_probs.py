@@ -88,6 +88,18 @@ def test_gradcheck() -> None:
     )
 
 
+@pytest.mark.parametrize("case", [Case(), Case(0.7, 1.5, True)], ids=str)
+@pytest.mark.parametrize("chunk_tokens", [4, 100])
+def test_a_second_backward_pass_equals_the_first(case: Case, chunk_tokens: int) -> None:
+    """The first one used up the logits that were kept."""
+    hidden, weight, bias, targets = _inputs(case)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    log_probs, entropy = _chunked(hidden, weight, bias, targets, case, chunk_tokens)
+    total = log_probs.sum() + entropy.square().sum()
+    first = torch.autograd.grad(total, leaves, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(total, leaves), first)
+
+
 def test_bfloat16_weights_give_float32_results_and_bfloat16_gradients() -> None:
     hidden, weight, _, targets = _inputs(Case(), torch.bfloat16)
     wide = [leaf.detach().float().requires_grad_() for leaf in (hidden, weight)]

@@ -133,16 +133,19 @@ class RolloutEngine(Protocol):
     """The whole of what the rest of the system knows about an engine."""
 
     reproducible: bool
-    version: int
-    """Policy version of the weights that it holds."""
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights that it holds; -1: they have to be written first."""
+        ...
 
     @property
     def metadata(self) -> EngineMetadata: ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters by Hugging Face name, to be written in place; tied ones once.
+        """Parameters by the engine's own names and shapes, to be written in place; tied ones once.
 
-        Valid until the next `sleep`. After writing, call `set_version`.
+        Valid until the next `sleep` or `EngineError`. After writing, call `set_version`.
         """
         ...
 

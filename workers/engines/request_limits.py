@@ -24,9 +24,7 @@ class RequestLimits:
         for request in requests:
             name, tokens = f"request {request.request_id!r}", request.prompt_tokens
             if min(tokens) < 0 or max(tokens) >= self.vocabulary:
-                raise ValueError(
-                    f"{name}: prompt id {max(tokens)} outside the model's vocabulary of {self.vocabulary}"
-                )
+                raise ValueError(f"{name}: prompt id {max(tokens)} outside the model's vocabulary of {self.vocabulary}")
             if len(tokens) + sampling.max_new_tokens > self.positions:
                 raise ValueError(
                     f"{name}: {len(tokens)} prompt tokens + max_new_tokens={sampling.max_new_tokens} exceed the "

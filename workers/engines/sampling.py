@@ -30,7 +30,9 @@ def sample_tokens(
     scaled = logits if sampling.scale == 1.0 else logits.div_(sampling.scale)
     block_mass = _block_mass(scaled)
     normaliser = torch.logsumexp(block_mass, dim=-1)
-    restricted = restrict(scaled, normaliser, step, sampling, stop_ids)
+    if step < sampling.min_new_tokens and len(stop_ids):
+        _forbid(scaled, block_mass, stop_ids)
+    restricted = restrict(scaled, block_mass, sampling)
     if sampling.temperature == 0:
         tokens = restricted.argmax(dim=-1)
     else:
@@ -38,14 +40,19 @@ def sample_tokens(
     return tokens, scaled.gather(1, tokens[:, None])[:, 0] - normaliser
 
 
-def restrict(scaled: Tensor, normaliser: Tensor, step: int, sampling: SamplingParams, stop_ids: Tensor) -> Tensor:
-    """The logits with what may not be sampled set to -inf; the same tensor when everything may."""
+def _forbid(logits: Tensor, block_mass: Tensor, ids: Tensor) -> None:
+    """Set these ids to -inf, and the masses of their blocks to what is left; in place."""
+    logits.index_fill_(1, ids, float("-inf"))
+    blocks = ids // BLOCK
+    block_mass.index_copy_(1, blocks, torch.logsumexp(_blocks(logits)[:, blocks], dim=-1))
+
+
+def restrict(scaled: Tensor, block_mass: Tensor, sampling: SamplingParams) -> Tensor:
+    """The logits with what top_k and top_p exclude set to -inf; the same tensor when they exclude nothing."""
     restricted = scaled
-    if step < sampling.min_new_tokens and len(stop_ids):
-        restricted = scaled.index_fill(1, stop_ids, float("-inf"))
-        normaliser = torch.logsumexp(restricted, dim=-1)
     if sampling.temperature == 0:
         return restricted
+    normaliser = torch.logsumexp(block_mass, dim=-1)
     if 0 < sampling.top_k < scaled.shape[1]:
         top = restricted.topk(sampling.top_k, dim=-1).values
         restricted = restricted.masked_fill(restricted < top[:, -1:], float("-inf"))

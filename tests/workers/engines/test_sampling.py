@@ -45,7 +45,7 @@ def test_top_p_is_taken_of_what_top_k_left() -> None:
 def test_a_flat_distribution_sorts_the_whole_vocabulary_for_top_p() -> None:
     vocabulary = 4 * NUCLEUS_CANDIDATES
     logits = torch.linspace(0, 1e-3, vocabulary)[None]
-    kept = restrict(logits, logits.logsumexp(-1), 0, SamplingParams(top_p=0.9), NO_STOPS).isfinite().sum()
+    kept = restrict(logits, logits.logsumexp(-1, keepdim=True), SamplingParams(top_p=0.9)).isfinite().sum()
     assert int(kept) == pytest.approx(0.9 * vocabulary, rel=0.01)
 
 
@@ -57,6 +57,18 @@ def test_log_probs_are_of_the_whole_temperature_scaled_distribution() -> None:
     expected = torch.log_softmax(logits / 0.5, dim=-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(log_probs, expected)
     assert int(tokens[0]) != int(stops)
+
+
+def test_what_a_block_keeps_without_its_forbidden_ids_is_drawn_as_often_as_before() -> None:
+    probabilities = torch.full((600,), 1e-4)
+    probabilities[[3, 5, 300]] = torch.tensor([0.5, 0.2, 0.2])
+    sampling = SamplingParams(min_new_tokens=1, max_new_tokens=2)
+    logits = probabilities.log().expand(2000, -1).clone()
+    tokens, _ = sample_tokens(logits, seed_tensor(range(2000), CPU), 0, sampling, torch.tensor([3, 4]))
+    assert not torch.isin(tokens, torch.tensor([3, 4])).any()
+    left = 0.2 / (probabilities.sum() - probabilities[3] - probabilities[4])
+    for token in (5, 300):
+        assert float((tokens == token).float().mean()) == pytest.approx(float(left), abs=0.04)
 
 
 def test_a_number_depends_on_its_counter_only() -> None:

@@ -85,7 +85,9 @@ def test_a_killed_scheduler_is_noticed_at_once_and_the_engine_comes_back(engine:
     killed = time.monotonic()
     failed = during_generation(engine, scheduler(engine).kill)
     assert time.monotonic() - killed < 5
-    with pytest.raises(EngineError, match=rf"scheduler.* ended with exit code -9.*log: {engine.log}"):
+    with pytest.raises(
+        EngineError, match=rf"generate failed: scheduler process \d+ ended with exit code -9.*log: {engine.log}"
+    ):
         failed.result()
     assert engine.version == -1 and members(launcher) == []
     with pytest.raises(EngineError, match="holds no weights"):
@@ -152,7 +154,7 @@ def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> No
     program = (
         "import sys, time; from pathlib import Path; from workers.engines.sglang.process import EngineProcess; "
         "from workers.engines.sglang.spec import EngineSpec; "
-        "spec = EngineSpec(model_dir=Path(sys.argv[1]), device='cpu', dtype='float32', max_positions=512, vocabulary=9);"
+        "spec = EngineSpec(model_dir=Path(sys.argv[1]), device='cpu', dtype='float32', max_positions=9, vocabulary=9);"
         "print(EngineProcess(spec, log=Path(sys.argv[1]) / 'log').pid, flush=True); time.sleep(600)"
     )
     write_model_dir(compliance.reference("llama").config, tmp_path)
@@ -171,7 +173,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
     with sglang_models.kernel_stub():
         engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
-        with pytest.raises(EngineError, match=r"did not start: FileNotFoundError: .*config.json.*log: .*engine.log"):
+        with pytest.raises(EngineError, match=r"start failed: FileNotFoundError: .*config.json.*log: .*engine.log"):
             engine.weights()
 
 

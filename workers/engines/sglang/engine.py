@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,32 +135,29 @@ class SglangEngine:
     def _start(self) -> None:
         self._forget()
         logger.info("starting sglang on %s; log: %s", self.spec.device, self.log)
-        self._process = EngineProcess(self.spec, log=self.log)
-        try:
-            self._started(self._process)
-        except (EngineDied, RuntimeError, EngineError) as error:
-            self._process.kill()
-            raise EngineError(f"sglang engine: it did not start: {_with_remedy(str(error))}; log: {self.log}") from error
-
-    def _started(self, process: EngineProcess) -> None:
-        process.receive("start", deadline_s=self._start_timeout_s)
-        exported: Any = process.call("export")
-        self._exported = tuple(exported)
-        self._awake = True
+        process = self._process = EngineProcess(self.spec, log=self.log)
+        with self._ending_on_failure("start"):
+            process.receive("start", deadline_s=self._start_timeout_s)
+            self._exported = tuple(process.call("export"))
 
     def _call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
         if self._process is None:
             raise EngineError(f"sglang engine: {operation} before weights(): no process runs")
-        try:
+        with self._ending_on_failure(operation):
             return self._process.call(operation, *arguments, deadline_s=deadline_s)
+
+    @contextmanager
+    def _ending_on_failure(self, operation: str) -> Iterator[None]:
+        """An engine that died is forgotten; one in an unknown state is ended, and not asked again."""
+        try:
+            yield
         except EngineDied as error:
             self._forget()
-            raise EngineError(f"sglang engine: {error}") from error
+            raise EngineError(f"sglang engine: {operation} failed: {with_remedy(str(error))}") from error
         except RuntimeError as error:
-            # An engine in an unknown state is not asked again.
-            self._process.kill()
-            self._forget()
-            raise EngineError(f"sglang engine: {operation} failed: {error}; log: {self.log}") from error
+            self.shutdown()
+            reason = with_remedy(str(error))
+            raise EngineError(f"sglang engine: {operation} failed: {reason}; log: {self.log}") from error
 
     def _forget(self) -> None:
         """Drop what belonged to the last process: handles of freed memory must not be used or kept open."""
@@ -216,7 +214,8 @@ def _complete(requests: Sequence[GenerateRequest], samples: dict[int, Sample]) -
     return results
 
 
-def _with_remedy(reason: str) -> str:
+def with_remedy(reason: str) -> str:
+    """The engine's words, and the setting to change when they are about memory."""
     if "out of memory" in reason.lower() or "not enough memory" in reason.lower():
         return f"{reason}; change rollout.memory_fraction, or offload more of what shares the device"
     return reason

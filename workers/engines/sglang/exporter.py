@@ -41,7 +41,7 @@ def _by_ipc(parameters: dict[str, Tensor]) -> Exported:
 
     handles: dict[str, DeviceHandle] = {}
     for name, tensor in parameters.items():
-        _, arguments = reductions.reduce_tensor(tensor)
+        _, arguments = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         device = torch.cuda.get_device_properties(tensor.device).uuid
         handles[name] = DeviceHandle(device=str(device), arguments=tuple(arguments))
     return Exported(file=None, parameters=handles)

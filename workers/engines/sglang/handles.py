@@ -59,7 +59,9 @@ class Exported:
         if not os.path.exists(self.file):
             raise FileNotFoundError(f"{self.file}: the engine's process has ended")
         memory = torch.from_file(self.file, shared=True, size=max(self.size, 1), dtype=torch.uint8)
-        return {name: _view(memory, handle) for name, handle in self.parameters.items() if isinstance(handle, FileHandle)}
+        return {
+            name: _view(memory, handle) for name, handle in self.parameters.items() if isinstance(handle, FileHandle)
+        }
 
 
 def refuse_expandable_segments() -> None:
@@ -85,7 +87,7 @@ def _open(handle: DeviceHandle) -> Tensor:
 
     arguments = list(handle.arguments)
     arguments[DEVICE_ARGUMENT] = _device_index(handle.device)
-    tensor: Tensor = reductions.rebuild_cuda_tensor(*arguments)
+    tensor: Tensor = reductions.rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
     return tensor
 
 
@@ -94,7 +96,8 @@ def _device_index(uuid: str) -> int:
     for index in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(index).uuid) == uuid:
             return index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise UserError(
-        f"GPU {uuid} of the engine is not visible here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}): "
+        f"GPU {uuid} of the engine is not visible here (CUDA_VISIBLE_DEVICES={visible}): "
         "let every process of the host see all GPUs"
     )

@@ -137,8 +137,8 @@ def watch_children(channel: Channel) -> None:
         ended = [child for child in children if child.sentinel in sentinels]
         for child in ended:
             child.join(1.0)
-        how = ", ".join(f"{child.name} (pid {child.pid}) ended with exit code {child.exitcode}" for child in ended)
-        channel.send("died", f"SGLang's process {how}")
+        how = ", ".join(f"scheduler process {child.pid} ended with exit code {child.exitcode}" for child in ended)
+        channel.send("died", how)
         end_tree()
 
     threading.Thread(target=watch, daemon=True, name="child-watch").start()

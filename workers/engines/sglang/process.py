@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from workers.engines.sglang.spec import EngineSpec
 
 SILENCE_S = 60.0
@@ -143,10 +141,12 @@ RENDEZVOUS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RAN
 def members(group: int) -> list[int]:
     """Processes of this process group that still hold memory."""
     alive = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process.pid)
+    for folder in Path("/proc").glob("[0-9]*"):
+        # PID (NAME) STATE PPID PGRP ...; a process may end while we look.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, process_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
+                alive.append(int(folder.name))
     return alive
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.rollouts import Array
 
@@ -29,14 +29,12 @@ class EngineSpec:
     gpu_id_step: int = 1
     """TP rank i uses the GPU base_gpu_id + i * gpu_id_step."""
     memory_fraction: float = 0.5
-    """GPU: of the device's memory, for weights and KV cache together."""
+    """GPU: of the memory that is free when the engine starts, for weights and KV cache together."""
     max_cached_tokens: int | None = None
     """Tokens in the KV cache; None: what memory_fraction leaves."""
     deterministic: bool = False
     """Honour each sample's seed, with batch-invariant kernels."""
     random_seed: int = 0
-    options: tuple[tuple[str, Any], ...] = ()
-    """Further arguments of SGLang's engine, as given by the user."""
 
 
 @dataclass(frozen=True, kw_only=True)

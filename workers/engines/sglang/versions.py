@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,10 +41,10 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "sleep_on_idle": True,
+        "nccl_port": free_port(),
         "log_level": "info",
     }
-    arguments |= _gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS
-    return arguments | dict(spec.options)
+    return arguments | (_gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS)
 
 
 CPU_ARGUMENTS: dict[str, Any] = {
@@ -104,6 +105,13 @@ def start_engine(spec: EngineSpec) -> Any:
     return PluggedEngine(**engine_arguments(spec))
 
 
+def free_port() -> int:
+    """SGLang's own choice is one of 900, which engines that start together may share."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def architecture(spec: EngineSpec) -> str:
     config = json.loads((spec.model_dir / "config.json").read_text())
     return str(config["architectures"][0])
@@ -133,6 +141,6 @@ async def is_responsive(engine: Any, timeout_s: float) -> bool:
     """Whether the schedulers answer a question within this time."""
     try:
         await asyncio.wait_for(engine.tokenizer_manager.get_internal_state(), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return False
     return True

@@ -1,0 +1,17 @@
+"""Everything that can be said of a configuration before a process is started; imports no torch."""
+
+from __future__ import annotations
+
+from configs.checks import check_config
+from configs.schema import RunConfig
+from flows.sinks import check_sinks
+from workers.engines.sglang_probe import check_engine
+from workers.rewards import check_reward_functions
+
+
+def check(config: RunConfig, *, source: str = "") -> None:
+    """Raises UserError for the first thing that would stop the run."""
+    check_config(config, source=source)
+    check_sinks(config.logging)
+    check_reward_functions(config)
+    check_engine(config)

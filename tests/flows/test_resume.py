@@ -1,0 +1,134 @@
+"""Runs killed with SIGKILL, at points drawn by a seed, end with the weights of the uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from configs.yaml_text import dump_yaml
+from flows.prefect_server import LocalPrefectServer
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+from tests.flows.tiny_runs import final_weights, ppo_config, write_inputs
+
+ROOT = Path(__file__).parents[2]
+ITERATIONS = 4
+COMMAND = [sys.executable, "-P", "-m", "flows.cli"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def finish(*args: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*COMMAND, *args, "--json"], env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalPrefectServer) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    config = ppo_config(
+        write_inputs(folder),
+        training={"num_iterations": ITERATIONS},
+        checkpoint={"every": 2, "keep_last": 2},
+        kl={"target": 0.01, "horizon": 50},
+    )
+    path = folder / "tiny.yaml"
+    path.write_text(dump_yaml(config.model_dump(mode="json")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happens to."""
+    parent = tmp_path_factory.mktemp("undisturbed")
+    return Path(finish("run", str(config_file), "--output", str(parent))["run_dir"])
+
+
+def killed(config_file: Path, parent: Path, *, after: int, victim: str) -> Path:
+    """Start the run and SIGKILL the controller, or one worker, after so many commits and a moment."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(config_file), "--output", str(parent), "--json"],
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    run = wait_for_commits(process, parent, after)
+    time.sleep(random.Random(after).uniform(0.0, 0.15))
+    os.kill(worker_of(process.pid) if victim == "worker" else process.pid, signal.SIGKILL)
+    if victim == "worker":
+        assert process.wait(timeout=240) == 0, "a run that loses a worker recovers by itself"
+    else:
+        process.wait(timeout=30)
+    return run
+
+
+def wait_for_commits(process: subprocess.Popen[bytes], parent: Path, commits: int) -> Path:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended before it could be killed"
+        for run in parent.glob("tiny-*"):
+            store = RolloutStore(run / "rollouts")
+            if sum(len(store.stages(i)) for i in store.iterations()) >= commits:
+                return run
+        time.sleep(0.02)
+    raise AssertionError(f"fewer than {commits} commits in time")
+
+
+def worker_of(controller: int) -> int:
+    """A Dask worker process of the run: the child that has the model code, the second rank."""
+    workers = [p for p in psutil.Process(controller).children() if "spawn_main" in " ".join(p.cmdline())]
+    assert len(workers) == 2
+    return workers[-1].pid
+
+
+def generated_at(run: Path) -> dict[int, str]:
+    store = RolloutStore(run / "rollouts")
+    return {i: r.committed_at for i in store.iterations() if (r := store.stages(i).get("actor.generate_sequences"))}
+
+
+def assert_same_weights(run: Path, undisturbed: Path, scratch: Path) -> None:
+    for role in ("actor", "critic"):
+        ours, theirs = final_weights(run, role, scratch), final_weights(undisturbed, role, scratch)
+        for name in theirs:
+            assert torch.equal(ours[name], theirs[name]), f"{role}: {name} differs"
+
+
+@pytest.mark.parametrize("after", random.Random(20261).sample(range(2, 8 * ITERATIONS - 2), 3))
+def test_a_killed_controller_is_gone_on_with(after: int, config_file: Path, undisturbed: Path, tmp_path: Path) -> None:
+    run = killed(config_file, tmp_path / "runs", after=after, victim="controller")
+    before = generated_at(run)
+    finish("resume", str(run))
+    assert {i: t for i, t in generated_at(run).items() if i in before} == before, "a committed generation was repeated"
+    assert_same_weights(run, undisturbed, tmp_path)
+    rewards = [RolloutStore(r / "rollouts").read(ITERATIONS - 1)["reward"].tolist() for r in (run, undisturbed)]
+    assert rewards[0] == rewards[1]
+
+
+def test_a_killed_worker_costs_no_generation(config_file: Path, undisturbed: Path, tmp_path: Path) -> None:
+    run = killed(config_file, tmp_path / "runs", after=13, victim="worker")
+    assert_same_weights(run, undisturbed, tmp_path)
+    assert "recovery 1" in (RunDirectory.open(run).logs / "controller.log").read_text()
+
+
+def test_a_second_process_cannot_run_the_same_directory(undisturbed: Path) -> None:
+    directory = RunDirectory.open(undisturbed)
+    with directory.locked():
+        command = [*COMMAND, "resume", str(undisturbed)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "being run by another process" in done.stderr and len(done.stderr.strip().splitlines()) == 1
