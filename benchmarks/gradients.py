@@ -39,9 +39,9 @@ def recorded(parameters: Iterable[tuple[str, Parameter]]) -> Iterator[Gradients]
 def update_gradients(actor: RoleModel, rollouts: Rollouts) -> Gradients:
     """Gradients of the actor's next update on one mini-batch, which this makes. Before clipping by norm.
 
-    The rollouts' policy is taken to be the actor as it is: log_probs are computed with it first.
+    Without log_probs or rollout_log_probs the policy that made the rollouts is taken to be the actor as it is.
     """
-    if "log_probs" not in rollouts:
+    if "log_probs" not in rollouts and "rollout_log_probs" not in rollouts:
         rollouts = rollouts.with_columns(token={"log_probs": actor.compute_log_prob(rollouts)["log_probs"]})
     with recorded(actor.model.hf.named_parameters()) as gradients:
         actor.update([rollouts], "clipped", seed=0)

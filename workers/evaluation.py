@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pipeline.balance import partition_by_tokens
 from pipeline.rollouts import Array, concat
-from workers.generation import generate_rollouts
+from workers.generation import generate_rollouts, prompts_of_engine
 from workers.process_group import PoolGroup
 from workers.rank_context import RankContext
 from workers.scoring import score_rewards
@@ -28,8 +28,9 @@ def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, f
     source, config = context.validation_prompts, context.config
     prompts = source.prompts(np.arange(len(source)))
     lengths = np.array([len(p.tokens) for p in prompts])
-    mine = partition_by_tokens(lengths, np.arange(len(prompts)), request.num_shards)[request.shard]
-    batches = np.array_split(mine, max(1, -(-len(mine) // config.evaluation.batch_size)))
+    mine = prompts_of_engine(context, lengths)
+    # as many calls on every rank: generation is collective
+    batches = np.array_split(mine, max(1, -(-len(prompts) // config.evaluation.batch_size)))
     parts = [generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches]
     rollouts = concat(parts)
     sums = {name: _moments(column) for name, column in score_rewards(context, rollouts)[0].items()}

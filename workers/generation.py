@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.balance import partition_by_tokens
 from pipeline.random import seed_of
 from pipeline.rollouts import Array, Rollouts, offsets_of
 from workers.data_source import Prompt
 from workers.engines.base import GenerateRequest, GenerateResult, SamplingParams
-from workers.engines.dispatch import generate_all
 from workers.rank_context import RankContext
 
 if TYPE_CHECKING:
@@ -30,6 +30,21 @@ def sampling_params(context: RankContext, *, temperature: float | None = None) -
         min_new_tokens=rollout.min_new_tokens,
         stop_token_ids=context.stop_token_ids,
     )
+
+
+def prepare_engines(context: RankContext) -> dict[str, float]:
+    """Engines with the newest weights and their memory (collective); the transition's metrics."""
+    metrics = context.engines.sync()
+    context.engines.wake()
+    return metrics
+
+
+def prompts_of_engine(context: RankContext, lengths: Array) -> Array:
+    """Prompts of this rank's engine, balanced by tokens; none on a rank that another's engine spans. int64."""
+    index = context.engines.engine_index
+    if index is None:
+        return np.zeros(0, dtype=np.int64)
+    return partition_by_tokens(lengths, np.arange(len(lengths)), context.engines.num_engines)[index]
 
 
 def generate_rollouts(
@@ -61,7 +76,7 @@ def generate_rollouts(
         for prompt, group in zip(prompts, groups, strict=True)
     ]
     started = time.perf_counter()
-    results = generate_all(context.engine, requests, sampling_params(context, temperature=temperature))
+    results = context.engines.generate(requests, sampling_params(context, temperature=temperature))
     seconds = time.perf_counter() - started
     rollouts = pack_results(prompts, groups, results, decode=context.decode)
     return rollouts, {"generation_seconds": seconds}

@@ -20,6 +20,7 @@ from configs.schema import FsdpConfig
 from pipeline.log_probs import chunked_log_probs
 from workers.hf import score_head
 from workers.packing import PackedBatch
+from workers.reshard.placements import shard_placement
 
 
 class PackedModel(nn.Module):
@@ -102,16 +103,20 @@ def checkpoint_layers(hf: PreTrainedModel) -> None:
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
 
 
-def shard(model: PackedModel, config: FsdpConfig, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def shard(
+    model: PackedModel, config: FsdpConfig, mesh: DeviceMesh, dtype: torch.dtype, *, tensor_parallel_size: int = 1
+) -> None:
     """Shard over `mesh`, layer by layer and the root, moving each to the mesh's device.
 
     Gradients are summed over ranks, not averaged: losses are weighted with global token counts.
+    tensor_parallel_size: of the rollout engines; shards are then cut so that each lies inside its engine's slice.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     reshard = config.reshard_after_forward and mesh.size() > 1
+    place = shard_placement(model.hf, mesh.size(), tensor_parallel_size)
     for layer in decoder_layers(model.hf):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=place)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=place)
     for module in fsdp_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,7 @@ from pipeline.rollouts import Array
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
 from workers.device import choose_device
-from workers.engines.base import RolloutEngine
-from workers.engines.factory import build_engine
+from workers.engine_link import EngineLink
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.process_group import PoolGroup, TCPStore, join
 from workers.residency import Residency
@@ -42,9 +42,12 @@ class RankContext:
         plane: DataPlane,
         models: dict[str, RoleModel],
         roles: tuple[str, ...],
+        run_dir: Path,
+        global_rank: int,
     ) -> None:
         self.config, self.device, self.group, self.mesh, self.plane = config, device, group, mesh, plane
         self.models, self.roles = models, roles
+        self.run_dir, self.global_rank = run_dir, global_rank
         self.residency = Residency(models, device=device)
 
     def model(self, role: str) -> RoleModel:
@@ -83,9 +86,16 @@ class RankContext:
         return PairSource(self.config, self.tokenizer, split="validation")
 
     @cached_property
-    def engine(self) -> RolloutEngine:
-        """The rollout engine beside the actor; its weights are written by `sync_engine`."""
-        return build_engine(self.config, device=self.device)
+    def engines(self) -> EngineLink:
+        """The rollout engines beside the actor."""
+        return EngineLink(
+            self.config,
+            self.model("actor"),
+            group=self.group,
+            device=self.device,
+            run_dir=self.run_dir,
+            rank=self.global_rank,
+        )
 
     @cached_property
     def reward_functions(self) -> RewardFunctions:
@@ -98,16 +108,9 @@ class RankContext:
     def decode(self, token_ids: Array) -> str:
         return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
-    def sync_engine(self) -> None:
-        """Bring the engine's weights to the actor's version (collective)."""
-        actor = self.model("actor")
-        if self.engine.version != actor.version:
-            actor.copy_full_parameters_into(self.engine.weights())
-            self.engine.set_version(actor.version)
-
     def close(self) -> None:
-        if "engine" in self.__dict__:
-            self.engine.shutdown()
+        if "engines" in self.__dict__:
+            self.engines.close()
         if "reward_functions" in self.__dict__:
             self.reward_functions.close()
         if dist.is_initialized():
@@ -136,5 +139,13 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
         if needs_model(config, role)
     }
     return RankContext(
-        config=config, device=device, group=group, mesh=mesh, plane=plane, models=models, roles=spec.roles
+        config=config,
+        device=device,
+        group=group,
+        mesh=mesh,
+        plane=plane,
+        models=models,
+        roles=spec.roles,
+        run_dir=Path(spec.run_dir),
+        global_rank=spec.global_rank,
     )

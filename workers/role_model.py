@@ -73,7 +73,8 @@ class RoleModel:
         if mesh.size() == 1 and (not trained or dtype == torch.float32):
             model.to(device)  # nothing to shard, nothing to cast: FSDP would only copy
         else:
-            packed_model.shard(model, section.fsdp, mesh, dtype)
+            tp_size = config.rollout.tensor_parallel_size if role == "actor" else 1
+            packed_model.shard(model, section.fsdp, mesh, dtype, tensor_parallel_size=tp_size)
         optimizer = None
         if trained:
             names = {n: p for n, p in model.hf.named_parameters() if p.requires_grad}
@@ -166,6 +167,10 @@ class RoleModel:
         """
         packed_model.reshard(self.model)
         copy_full_parameters(self.model.hf, weights, self.mesh, self.device)
+
+    def reshard(self) -> None:
+        """Free gathered parameters: `parameters()` are the shards again."""
+        packed_model.reshard(self.model)
 
     def full_state(self) -> dict[str, Tensor]:
         """Whole parameters on the host, for comparison and tests (collective; the memory of a model)."""

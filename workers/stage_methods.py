@@ -19,7 +19,7 @@ from pipeline.random import seed_of
 from pipeline.rollouts import Array, Rollouts, concat
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
-from workers.generation import generate_rollouts
+from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine
 from workers.process_group import gather_to_first
 from workers.rank_context import RankContext
 from workers.scoring import score_rewards
@@ -87,18 +87,19 @@ def column_stage(
 def generate_sequences(context: RankContext, request: StageRequest) -> StageOutput:
     """Generation with the newest weights; a prompt's samples stay on one rank."""
     _check_version(context, request)
-    context.sync_engine()
+    transition = prepare_engines(context)
     source = context.prompts
     config = context.config
     data_rows = batch_rows(len(source), config.data.batch_size, request.key.iteration, config.seed, config.data.shuffle)
     prompts = source.prompts(data_rows)
     lengths = np.array([len(p.tokens) for p in prompts])
-    mine = partition_by_tokens(lengths, np.arange(len(prompts)), request.num_shards)[request.shard]
+    mine = prompts_of_engine(context, lengths)
     part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
+    context.engines.sleep()
     rows = part["group"].astype(np.int64) * config.rollout.num_samples + part["sample"]
     total = len(prompts) * config.rollout.num_samples
     columns = collect(context, request, rows, part, total)
-    metrics = {**metrics, **generation_metrics(columns), **data_counts(source.counts)}
+    metrics = {**metrics, **transition, **generation_metrics(columns), **data_counts(source.counts)}
     return StageOutput(columns=columns, new_rows=True, num_rows=total, metrics=metrics)
 
 
@@ -224,8 +225,10 @@ def advantages(context: RankContext, request: StageRequest) -> StageOutput:
 def evaluate_policy(context: RankContext, request: StageRequest) -> StageOutput:
     """Held-out prompts, scored as in training; collective."""
     _check_version(context, request)
-    context.sync_engine()
-    return StageOutput(metrics=evaluate_prompts(context, request))
+    prepare_engines(context)
+    metrics = evaluate_prompts(context, request)
+    context.engines.sleep()
+    return StageOutput(metrics=metrics)
 
 
 @stage_method("reward.evaluate")

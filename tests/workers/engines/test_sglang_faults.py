@@ -141,7 +141,7 @@ def test_weights_with_nan_are_an_engine_error(engine: SglangEngine) -> None:
     with torch.no_grad():
         engine.weights()["model.norm.weight"].fill_(float("nan"))
     engine.set_version(4)
-    with pytest.raises(EngineError, match=r"not finite|ended with"):
+    with pytest.raises(EngineError, match="not finite"):
         engine.generate(compliance.requests(3), SamplingParams(max_new_tokens=2))
     restore(engine)
 
