@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ def recorded(parameters: Iterable[tuple[str, Parameter]]) -> Iterator[Gradients]
         gradients[name] = parameter.grad.detach().clone()
 
     hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: keep(name, p))  # type: ignore[misc]
+        parameter.register_post_accumulate_grad_hook(partial(keep, name))  # type: ignore[no-untyped-call]
         for name, parameter in parameters
     ]
     try:

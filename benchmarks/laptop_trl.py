@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.gradients import Gradients, recorded, rollouts_of
@@ -60,16 +60,15 @@ def reward(prompts: list[str], completions: list[str], answer: list[str], **_: A
     return [verifiers.reasoning_gym(prompt, text, json.loads(entry)) for prompt, text, entry in rows]
 
 
-class Rounds(TrainerCallback):
+class Rounds(TrainerCallback):  # type: ignore[misc]
     """Ends a step's time where the next one's begins, and lets `between` run in the pause."""
 
     def __init__(self, stopwatch: Stopwatch, between: Callable[[int, dict[str, float]], None]) -> None:
         self._stopwatch, self._between = stopwatch, between
-        self._started = self._optimizer_started = 0.0
-        self.optimizer_s = 0.0
+        self._started = self._cpu_started = self._optimizer_started = self.optimizer_s = 0.0
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._started = time.perf_counter()
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self._optimizer_started = time.perf_counter()
@@ -78,11 +77,11 @@ class Rounds(TrainerCallback):
         self.optimizer_s = time.perf_counter() - self._optimizer_started
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        total = time.perf_counter() - self._started
-        self._between(state.global_step - 1, self._seconds(total))
-        self._started = time.perf_counter()
+        self._between(state.global_step - 1, self._seconds())
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
-    def _seconds(self, total: float) -> dict[str, float]:
+    def _seconds(self) -> dict[str, float]:
+        total, cpu = time.perf_counter() - self._started, time.process_time() - self._cpu_started
         laps = self._stopwatch.lap()
         return {
             "generation": laps["generation"],
@@ -90,6 +89,7 @@ class Rounds(TrainerCallback):
             "forward and backward": laps["step"] - laps["inputs"],
             "optimizer step": laps["clip"] + self.optimizer_s,
             "total": total,
+            "cpu": cpu,
         }
 
 
@@ -104,6 +104,7 @@ class TrlSide:
             args=trainer_settings(config, folder, num_steps=num_steps),
             train_dataset=Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in prompts]),
         )
+        self.trainer.remove_callback(PrinterCallback)
         for method, name in (
             ("_generate", "generation"),
             ("_calculate_rewards", "reward"),
@@ -122,7 +123,7 @@ class TrlSide:
         self.trainer.train()
 
 
-class _FirstStep(TrainerCallback):
+class _FirstStep(TrainerCallback):  # type: ignore[misc]
     """Keeps the rollouts that the first step learnt from, and its gradients. Later steps run as they are."""
 
     rollouts: Rollouts

@@ -24,7 +24,8 @@ NUM_SAMPLES = 4
 def shuffled_rollouts(seed: int = 0) -> Rollouts:
     """Three prompts of different lengths, four responses each, in no order; advantages from random rewards."""
     rng = np.random.default_rng(seed)
-    prompts = [rng.integers(4, 100, length).tolist() for length in (3, 9, 6) for _ in range(NUM_SAMPLES)]
+    distinct = [rng.integers(4, 100, length).tolist() for length in (3, 9, 6)]
+    prompts = [prompt for prompt in distinct for _ in range(NUM_SAMPLES)]
     responses = [rng.integers(4, 100, rng.integers(1, 12)).tolist() for _ in prompts]
     rewards = torch.from_numpy(rng.normal(size=(len(prompts) // NUM_SAMPLES, NUM_SAMPLES)))
     centred = rewards - rewards.mean(1, keepdim=True)
@@ -54,7 +55,7 @@ def padded_gradients(folder: Path, rollouts: Rollouts, old_log_probs: str | None
     ratio = ((log_probs - old) * mask).exp()
     advantages = padded(rollouts, "advantages")[:, 1:]
     gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    (-(gain * mask).sum() / mask.sum()).backward()
+    (-(gain * mask).sum() / mask.sum()).backward()  # type: ignore[no-untyped-call]
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 

@@ -102,7 +102,10 @@ def start_engine(spec: EngineSpec) -> Any:
             # Without a tokenizer the schedulers answer directly: the process would only cost memory and time.
             return [], []
 
-    return PluggedEngine(**engine_arguments(spec))
+    engine = PluggedEngine(**engine_arguments(spec))
+    # Spares each later collection the objects of the start: half a second of every flush on a CPU.
+    engine.freeze_gc()
+    return engine
 
 
 def free_port() -> int:

@@ -1,0 +1,100 @@
+"""Real SGLang beside two FSDP2 ranks: newest weights in place, and a killed engine that comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM
+
+from tests.gloo import run_ranks
+from tests.models import tiny_model_dir
+from tests.workers.engines.sglang_models import kernel_stub
+from tests.workers.reference import grouped_rollouts, run_config
+from workers.engine_link import EngineLink
+from workers.engines.base import GenerateRequest, SamplingParams
+from workers.engines.sglang.engine import SglangEngine
+from workers.process_group import PoolGroup
+from workers.role_model import RoleModel
+
+PROMPTS = ([5, 6, 7], [20, 21], [33], [40, 41, 42, 43])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("link")
+    model = tiny_model_dir(folder, "qwen2", seed=3)
+    with kernel_stub():
+        return run_ranks(use_engines, 2, str(model), str(folder), timeout_s=400)
+
+
+def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
+    """Update, generate; then the first rank's engine is killed, and both generate again."""
+    rollout = {"engine": "sglang", "verify_weights": True, "start_timeout_s": 240}
+    config = run_config(Path(model), rollout=rollout, actor={"optimizer": {"lr": 0.05}}, algorithm="grpo")
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
+    actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
+    control = dist.new_group(backend="gloo")
+    assert isinstance(control, dist.ProcessGroup)
+    group = PoolGroup(rank=rank, size=world_size, control=control)
+    link = EngineLink(config, actor, group=group, device=torch.device("cpu"), run_dir=Path(folder), rank=rank)
+    try:
+        link.sync()
+        before = greedy(link, rank)
+        actor.update([grouped_rollouts([4, 3], [[5, 6], [4, 7]], seed=rank)], "clipped", seed=0)
+        transition = link.sync()
+        after = greedy(link, rank)
+        assert isinstance(link.engine, SglangEngine)
+        if rank == 0 and (pid := link.engine.launcher_pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+        again = greedy(link, rank)
+        nothing = link.sync()
+        return {
+            "before": before, "after": after, "again": again, "transition": transition, "nothing": nothing,
+            "weights": actor.full_state(),
+        }  # fmt: skip
+    finally:
+        link.close()
+
+
+def greedy(link: EngineLink, rank: int) -> list[tuple[list[int], int]]:
+    requests = [GenerateRequest(request_id=i, prompt_tokens=p, seeds=(0,)) for i, p in enumerate(PROMPTS[rank::2])]
+    results = link.generate(requests, SamplingParams(temperature=0.0, max_new_tokens=8))
+    return [(r.samples[0].token_ids.tolist(), int(r.samples[0].policy_version[0])) for r in results]
+
+
+def test_after_an_update_the_engine_says_what_the_updated_model_says(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir(tmp_path, "qwen2", seed=3)).eval()
+    reference.load_state_dict(ranks[0]["weights"], strict=False)
+    for rank, result in enumerate(ranks):
+        for prompt, (tokens, version) in zip(PROMPTS[rank::2], result["after"], strict=True):
+            ids = torch.tensor([prompt])
+            with torch.no_grad():
+                for _ in range(8):
+                    ids = torch.cat([ids, reference(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+            assert tokens == ids[0, len(prompt) :].tolist()
+            assert version == 1
+
+
+def test_the_update_changed_what_is_said(ranks: list[dict[str, Any]]) -> None:
+    assert any(result["before"] != result["after"] for result in ranks)
+    assert all(version == 0 for result in ranks for _, version in result["before"])
+
+
+def test_a_killed_engine_comes_back_with_the_current_weights(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert result["again"] == result["after"]
+
+
+def test_a_transition_is_measured_and_happens_once_per_version(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert result["transition"]["reshard_received_gb"] > 0
+        assert result["nothing"] == {}
