@@ -27,7 +27,7 @@ from pipeline.reshard.shapes import parameter_shapes
 from pipeline.reshard.sources import Source
 from workers.engines.sglang.process import environment
 from workers.engines.sglang.setup import write_model_dir
-from workers.engines.sglang.spec import HANDLES, EngineSpec
+from workers.engines.sglang.spec import EngineSpec
 
 NamedTensors = list[tuple[str, Tensor]]
 
@@ -179,8 +179,7 @@ class InlineSglang:
 def _spec(
     config: PretrainedConfig, layout: ReshardLayout, number: int, device: torch.device, memory_fraction: float
 ) -> EngineSpec:
-    """Of the number-th engine; it has ports of its own, which engines that start together do not fight for."""
-    place = number + 16 * layout.tp_size
+    """Of the number-th engine."""
     return EngineSpec(
         model_dir=write_model_dir(config, Path(tempfile.mkdtemp())),
         device="cuda" if device.type == "cuda" else "cpu",
@@ -192,22 +191,14 @@ def _spec(
         gpu_id_step=layout.micro_dp_size,
         memory_fraction=memory_fraction,
         max_cached_tokens=None if device.type == "cuda" else 4096,
-        options=(
-            ("port", 30000 + 64 * place),
-            ("nccl_port", 45000 + 8 * place),
-            ("disable_cuda_graph", True),
-            ("disable_custom_all_reduce", True),
-            ("sleep_on_idle", False),
-            ("log_level", "error"),
-        ),
+        cuda_graphs=False,
     )
 
 
 def _start(spec: EngineSpec, handles: Path) -> Any:
     """A running engine in this process, whose handles are below `handles`."""
     handles.mkdir(parents=True)
-    os.environ.update(environment(spec))
-    os.environ[HANDLES] = str(handles)
+    os.environ.update(environment(spec, str(handles)))
     from workers.engines.sglang.versions import EXPORTER, check, start_engine, weight_update
 
     engine = start_engine(spec)

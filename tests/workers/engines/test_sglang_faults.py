@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -146,8 +147,22 @@ def test_weights_with_nan_are_an_engine_error(engine: SglangEngine) -> None:
     restore(engine)
 
 
-def test_this_process_has_not_imported_sglang(engine: SglangEngine) -> None:
-    assert engine.version != -1 and "sglang" not in sys.modules
+def test_nothing_is_left_behind(engine: SglangEngine) -> None:
+    """This engine was killed and started several times by now."""
+    engine.shutdown()
+    assert left_behind() - BEFORE == set()
+
+
+def left_behind() -> set[str]:
+    shared_memory = {path.name for path in Path("/dev/shm").glob("sglang_*")}
+    return shared_memory | {path.name for path in Path(tempfile.gettempdir()).glob("hybridflow-engine-*")}
+
+
+BEFORE = left_behind()
+
+
+def test_this_process_has_not_imported_sglang(shared: SglangEngine) -> None:
+    assert shared.log.exists() and "sglang" not in sys.modules
 
 
 def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> None:
@@ -182,7 +197,7 @@ def test_a_start_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with sglang_models.kernel_stub():
         process = EngineProcess(spec, log=tmp_path / "engine.log")
         with pytest.raises(EngineDied, match=r"start: not done within 0.2 s \(it had to be killed\)"):
-            process.receive("start", deadline_s=0.2)
+            process.started(deadline_s=0.2)
     assert members(process.pid) == []
 
 

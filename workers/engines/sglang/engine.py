@@ -137,7 +137,7 @@ class SglangEngine:
         logger.info("starting sglang on %s; log: %s", self.spec.device, self.log)
         process = self._process = EngineProcess(self.spec, log=self.log)
         with self._ending_on_failure("start"):
-            process.receive("start", deadline_s=self._start_timeout_s)
+            process.started(deadline_s=self._start_timeout_s)
             self._exported = tuple(process.call("export"))
 
     def _call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:

@@ -12,7 +12,6 @@ import pickle
 import queue
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from workers.engines.sglang.process import remove_leftovers
 from workers.engines.sglang.spec import HANDLES, EngineSpec
 
 if TYPE_CHECKING:
@@ -29,10 +29,24 @@ if TYPE_CHECKING:
 ALIVE_EVERY_S = 1.0
 
 
+class Tree:
+    """This process and everything that it started: one process group, and what they leave behind."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.leftovers: list[str] = []
+
+    def end(self) -> NoReturn:
+        remove_leftovers(self.folder, self.leftovers)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+
 class Channel:
     """The rank, from here: messages from any thread out, operations in order in."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, tree: Tree) -> None:
+        self._tree = tree
         self._connection = Connection(descriptor)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -51,7 +65,7 @@ class Channel:
             try:
                 self._inbox.put(self._connection.recv())
             except (EOFError, OSError):
-                end_tree()
+                self._tree.end()
 
 
 class Heartbeat:
@@ -78,12 +92,13 @@ class Heartbeat:
 class Launcher:
     """Carries out the rank's operations on the engine."""
 
-    def __init__(self, spec: EngineSpec, folder: Path) -> None:
+    def __init__(self, spec: EngineSpec, tree: Tree) -> None:
         from workers.engines.sglang.generation import Generation
-        from workers.engines.sglang.versions import start_engine
+        from workers.engines.sglang.versions import leftovers, start_engine
 
-        self._spec, self._folder = spec, folder
+        self._spec, self._folder = spec, Path(tree.folder)
         self._engine = start_engine(spec)
+        tree.leftovers = leftovers(self._engine)
         self._generation: Generation = Generation(self._engine, spec)
 
     def run(self, operation: str, arguments: tuple[Any, ...]) -> Any:
@@ -122,13 +137,7 @@ class Launcher:
             self._engine.resume_memory_occupation(tags=["kv_cache"])
 
 
-def end_tree() -> NoReturn:
-    """End this process and everything that it started: they are one process group."""
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-    raise AssertionError("not reached")
-
-
-def watch_children(channel: Channel) -> None:
+def watch_children(channel: Channel, tree: Tree) -> None:
     """End the tree as soon as one of SGLang's processes has ended, and say which."""
     children = multiprocessing.active_children()
 
@@ -139,24 +148,24 @@ def watch_children(channel: Channel) -> None:
             child.join(1.0)
         how = ", ".join(f"scheduler process {child.pid} ended with exit code {child.exitcode}" for child in ended)
         channel.send("died", how)
-        end_tree()
+        tree.end()
 
     threading.Thread(target=watch, daemon=True, name="child-watch").start()
 
 
-def watch_parent() -> None:
+def watch_parent(tree: Tree) -> None:
     """Beside the channel, of which a forked child of the rank may hold a copy."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
-        end_tree()
+        tree.end()
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
-def serve(channel: Channel, folder: Path) -> None:
+def serve(channel: Channel, tree: Tree) -> None:
     heartbeat = Heartbeat(channel)
     launcher: Launcher | None = None
     while True:
@@ -164,9 +173,9 @@ def serve(channel: Channel, folder: Path) -> None:
         try:
             with heartbeat:
                 if launcher is None:
-                    launcher = Launcher(message, folder)
-                    watch_children(channel)
-                    answer: Any = os.getpid()
+                    launcher = Launcher(message, tree)
+                    watch_children(channel, tree)
+                    answer: Any = tree.leftovers
                 else:
                     answer = launcher.run(*message)
         # The rank decides what a failed operation means; the whole story is in the log.
@@ -178,11 +187,9 @@ def serve(channel: Channel, folder: Path) -> None:
 
 
 def main() -> None:
-    watch_parent()
-    channel = Channel(int(sys.argv[1]))
-    with tempfile.TemporaryDirectory(prefix="hybridflow-engine-") as folder:
-        os.environ[HANDLES] = folder
-        serve(channel, Path(folder))
+    tree = Tree(os.environ[HANDLES])
+    watch_parent(tree)
+    serve(Channel(int(sys.argv[1]), tree), tree)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from workers.engines.sglang.spec import EngineSpec
+from workers.engines.sglang.spec import HANDLES, EngineSpec
 
 SILENCE_S = 60.0
 """A launcher at work says so every second; one that is silent for this long hangs."""
@@ -41,6 +44,8 @@ class EngineProcess:
     def __init__(self, spec: EngineSpec, *, log: Path) -> None:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.mkdtemp(prefix="hybridflow-engine-")
+        self._leftovers: list[str] = []
         own, other = socket.socketpair()
         # A launcher that is stopped reads nothing: sending must not block for ever either.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SILENCE_S), 0))
@@ -53,7 +58,7 @@ class EngineProcess:
                 stderr=output,
                 pass_fds=[other.fileno()],
                 start_new_session=True,
-                env=environment(spec),
+                env=environment(spec, self._folder),
             )
         self._connection = Connection(own.detach())
         self._ended: str | None = None
@@ -67,6 +72,10 @@ class EngineProcess:
     def alive(self) -> bool:
         return self._ended is None and self._process.poll() is None
 
+    def started(self, *, deadline_s: float) -> None:
+        """Wait until the engine is up; raises as `call`."""
+        self._leftovers = self.receive("start", deadline_s=deadline_s)
+
     def call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
         """The operation's result. Raises EngineDied when the launcher ends, says nothing for SILENCE_S or is
         not done by the deadline (it is killed then), RuntimeError with the engine's words when it fails there."""
@@ -77,7 +86,7 @@ class EngineProcess:
         return self.receive(operation, deadline_s=deadline_s)
 
     def receive(self, operation: str, *, deadline_s: float = CONTROL_S) -> Any:
-        """The answer to what was sent last (first: to the spec, once the engine is up); raises as `call`."""
+        """The answer to what was sent last; raises as `call`."""
         deadline = time.monotonic() + deadline_s
         while (left_s := deadline - time.monotonic()) > 0:
             if not wait([self._connection], min(left_s, SILENCE_S)):
@@ -125,14 +134,18 @@ class EngineProcess:
         deadline = time.monotonic() + GONE_S
         while members(self._process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
+        # A killed tree removes nothing itself.
+        remove_leftovers(self._folder, self._leftovers)
 
 
-def environment(spec: EngineSpec) -> dict[str, str]:
-    """This process' own, without what a distributed launcher put there and with this project on the path."""
+def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
+    """This process' own, without what a distributed launcher put there, with this project on the path and
+    temporary files where they are removed at the end."""
     mine = {k: v for k, v in os.environ.items() if k not in RENDEZVOUS and not k.startswith("TORCHELASTIC_")}
     path = [str(PACKAGE_ROOT), *filter(None, [mine.get("PYTHONPATH")])]
     cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""} if spec.device == "cpu" else {}
-    return {**mine, **cpu, "PYTHONPATH": os.pathsep.join(path), "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    ours = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": folder, HANDLES: folder}
+    return {**mine, **cpu, **ours, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
 RENDEZVOUS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -148,6 +161,13 @@ def members(group: int) -> list[int]:
             if int(process_group) == group and state != "Z":
                 alive.append(int(folder.name))
     return alive
+
+
+def remove_leftovers(folder: str, files: Sequence[str]) -> None:
+    """Files that outlive their processes: the temporary folder, and SGLang's in shared memory."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for file in files:
+        Path(file).unlink(missing_ok=True)
 
 
 def exit_text(code: int) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from pipeline.rollouts import Array
 
 HANDLES = "HYBRIDFLOW_ENGINE_HANDLES"
-"""Names the folder where each scheduler writes the handles of its parameters; set by the launcher only."""
+"""Names the folder of an engine's temporary files, where each scheduler writes the handles of its parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class EngineSpec:
     """GPU: of the memory that is free when the engine starts, for weights and KV cache together."""
     max_cached_tokens: int | None = None
     """Tokens in the KV cache; None: what memory_fraction leaves."""
+    cuda_graphs: bool = True
+    """GPU: capture the decoding step, which takes some seconds at the start."""
     deterministic: bool = False
     """Honour each sample's seed, with batch-invariant kernels."""
     random_seed: int = 0

@@ -59,6 +59,8 @@ def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     return {
         "attention_backend": "triton",
         "disable_prefill_cuda_graph": True,
+        "disable_cuda_graph": not spec.cuda_graphs,
+        "disable_custom_all_reduce": spec.tensor_parallel_size > 1,
         "mem_fraction_static": spec.memory_fraction,
         "enable_memory_saver": True,
         "enable_deterministic_inference": spec.deterministic,
@@ -128,6 +130,13 @@ def skip_other_models(architecture: str) -> None:
     others = [file.stem for file in files if not defining.search(file.read_text())]
     if len(others) < len(files):
         os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others)
+
+
+def leftovers(engine: Any) -> list[str]:
+    """Files in shared memory that SGLang leaves behind when it is killed."""
+    from sglang.srt.managers.load_snapshot import shm_path_for
+
+    return [str(shm_path_for(engine.port_args.instance_id))]
 
 
 def abort(engine: Any, request_id: str) -> None:
