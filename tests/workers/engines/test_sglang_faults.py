@@ -113,6 +113,8 @@ def test_an_engine_that_dies_while_idle_has_no_version(engine: SglangEngine) -> 
     scheduler(engine).kill()
     wait_until(lambda: engine.version == -1, timeout_s=5)
     wait_until(lambda: members(launcher) == [], timeout_s=5)
+    engine.sleep()
+    engine.wake()
 
 
 def test_requests_that_stall_are_sent_again(engine: SglangEngine, caplog: pytest.LogCaptureFixture) -> None:

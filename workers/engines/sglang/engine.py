@@ -60,7 +60,7 @@ class SglangEngine:
     @property
     def version(self) -> int:
         """-1 also when the processes have ended since the last call."""
-        return self._version if self._process is not None and self._process.alive() else NO_WEIGHTS
+        return self._version if self._is_running() else NO_WEIGHTS
 
     @property
     def metadata(self) -> EngineMetadata:
@@ -74,7 +74,7 @@ class SglangEngine:
     @property
     def launcher_pid(self) -> int | None:
         """None while no process runs."""
-        return self._process.pid if self._process is not None and self._process.alive() else None
+        return self._process.pid if self._process is not None and self._is_running() else None
 
     def exported(self) -> tuple[Exported, ...]:
         """Handles of every TP rank's parameters, for the ranks of the group; starts the engine when needed.
@@ -82,7 +82,7 @@ class SglangEngine:
         They change when the engine is started again. Each is picklable and `mapped()` by the rank that holds
         the same device.
         """
-        if self._process is None or not self._process.alive():
+        if not self._is_running():
             self._start()
         return self._exported
 
@@ -110,19 +110,22 @@ class SglangEngine:
             raise EngineError(f"sglang engine: it holds no weights ({self._ending()}); write them and call set_version")
         self._limits.check(requests, sampling)
         draws = _draws(requests)
-        # No deadline for the whole: the launcher ends it when no sample finishes any more.
+        # No deadline for the whole: the launcher ends it when nothing comes any more.
         arguments = (draws, sampling, self._request_timeout_s)
         drawn = self._call("generate", *arguments, deadline_s=math.inf) if draws else []
         return self._results(requests, drawn)
 
     def sleep(self) -> None:
-        """Release the KV cache's memory (on a CPU: empty it). The weights stay, and may be written."""
-        self._awake = False
-        if self._process is not None:
+        """Release the KV cache's memory (on a CPU: empty it). The weights stay, and may be written.
+
+        Of processes that have ended already nothing has to be released; the version says so.
+        """
+        if self._is_running() and self._awake:
             self._call("sleep")
+        self._awake = False
 
     def wake(self) -> None:
-        if not self._awake and self._process is not None:
+        if self._is_running() and not self._awake:
             self._call("wake")
         self._awake = True
 
@@ -132,8 +135,12 @@ class SglangEngine:
             self._process.kill()
         self._forget()
 
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.alive()
+
     def _start(self) -> None:
-        self._forget()
+        # What is left of processes that ended by themselves goes first.
+        self.shutdown()
         logger.info("starting sglang on %s; log: %s", self.spec.device, self.log)
         process = self._process = EngineProcess(self.spec, log=self.log)
         with self._ending_on_failure("start"):
@@ -165,7 +172,7 @@ class SglangEngine:
         self._awake = True
 
     def _ending(self) -> str:
-        return "none were written" if self._process is None or self._process.alive() else "its processes have ended"
+        return "none were written" if self._process is None or self._is_running() else "its processes have ended"
 
     def _results(self, requests: Sequence[GenerateRequest], drawn: Sequence[Drawn | Failed]) -> list[GenerateResult]:
         samples: dict[int, Sample] = {}
