@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import dask
 from distributed import Client, LocalCluster
@@ -51,7 +52,7 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
         async with _attached(config, num_workers) as client:
             yield client
         return
-    with dask.config.set(local_settings(config.resources.threads_per_rank)):
+    with dask.config.set(local_settings(config.resources.threads_per_rank)), _environment_restored():
         async with (
             LocalCluster(
                 n_workers=num_workers,
@@ -67,6 +68,17 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
         ):
             await client.wait_for_workers(num_workers, timeout=config.cluster.start_timeout_s)
             yield client
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Nannies set the workers' variables in this process, before they spawn; other children must not get them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @asynccontextmanager

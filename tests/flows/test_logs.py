@@ -18,7 +18,7 @@ def test_the_file_has_everything_and_the_terminal_only_our_warnings(
         logging.getLogger("distributed.scheduler").warning("worker lost")
         logging.getLogger("prefect.flow_runs").info("state Completed")
         logging.getLogger("EventsWorker").warning("still processing")
-        logging.getLogger("transformers").warning("someone else's warning")
+        logging.getLogger("some_library").warning("someone else's warning")
         warnings.warn("a library's habit", UserWarning, stacklevel=1)
     captured = capsys.readouterr()
     assert captured.out == ""

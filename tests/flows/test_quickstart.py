@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,57 @@ from storage.run_directory import RunDirectory
 STAGES = ("sft", "reward", "ppo")
 
 
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=120)
+    (wheel,) = folder.glob("hybridflow-*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "site")]
+    subprocess.run([*install, str(wheel)], check=True, timeout=120)
+    return folder / "site"
+
+
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quickstart runs")
+    """A working directory that holds packages named as ours, which would break everything if imported."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("configs", "pipeline", "storage", "workers", "flows"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('the working directory shadows a package')")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def document(parent: Path) -> dict[str, Any]:
-    return module.quickstart(parent, quiet=True)
+def document(installed: Path, parent: Path) -> dict[str, Any]:
+    """The quickstart from the wheel, outside the repository."""
+    done = subprocess.run(
+        [sys.executable, str(installed / "bin" / "hybridflow"), "quickstart", "--output", "runs", "--json"],
+        cwd=parent,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_the_wheel_is_what_ran(installed: Path) -> None:
+    where = subprocess.run(
+        [sys.executable, "-P", "-c", "import flows; print(flows.__file__)"],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(installed)
 
 
 def test_the_reward_model_is_right_on_held_out_pairs(document: dict[str, Any]) -> None:
@@ -42,7 +88,7 @@ def test_the_document_is_json_and_names_the_run_directories(document: dict[str, 
     assert document["status"] == "completed"
     for stage in STAGES:
         run = RunDirectory.open(document["runs"][stage])
-        assert run.path.parent == parent.resolve()
+        assert run.path.parent == (parent / "runs").resolve()
         assert run.config().resources.num_ranks == 2
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
-from tests.workers.engines.sglang_models import kernel_stub
+from tests.workers.engines.sglang_models import STUB, kernel_stub
 from tests.workers.reference import grouped_rollouts, run_config
 from workers.engine_link import EngineLink
 from workers.engines.base import GenerateRequest, SamplingParams
@@ -36,6 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """Update, generate; then the first rank's engine is killed, and both generate again."""
+    os.environ["PYTHONPATH"] = str(STUB)  # ranks are forked from a server that is older than this test
     rollout = {"engine": "sglang", "verify_weights": True, "start_timeout_s": 240}
     config = run_config(Path(model), rollout=rollout, actor={"optimizer": {"lr": 0.05}}, algorithm="grpo")
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
