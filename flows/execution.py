@@ -73,6 +73,7 @@ class RunExecution:
 
     async def execute(self) -> RunResult:
         """All remaining iterations. Raises UserError, RankError, or RanksLost after the last recovery."""
+        self.stop.handle_again()  # Prefect takes SIGTERM for itself while a flow runs
         calls = await trace_async(self.config)
         ranks = Ranks(
             client=self.client,

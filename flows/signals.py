@@ -37,6 +37,11 @@ class StopRequest:
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
+    def handle_again(self) -> None:
+        """Take the signals back from a library that has set handlers of its own since; it restores ours."""
+        for number in self._before:
+            signal.signal(number, self._handle)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

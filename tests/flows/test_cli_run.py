@@ -81,7 +81,7 @@ def test_a_run_is_stopped_gone_on_with_and_exported(
         command("run", config.name), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
     run = wait_for_iteration(tmp_path / "runs", process, 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     stopped = json.loads(process.communicate(timeout=120)[0])
     assert process.returncode == 130
     assert (stopped["status"], Path(stopped["run_dir"])) == ("stopped", run)

@@ -49,7 +49,7 @@ class User:
 
 
 def answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/api/health")
         return connection.getresponse().status == 200
@@ -102,7 +102,7 @@ def test_runs_share_the_server_of_a_home_and_the_last_one_stops_it(prefect_home:
         assert not third.started_here and third.address.pid == server["pid"]
         second.leave()
         assert answers(server["port"])
-    assert not lives(server["pid"])
+    wait_for(lambda: not lives(server["pid"]))
 
 
 def test_a_flow_leaves_completed_task_runs_and_the_users_prefect_untouched(prefect_home: Path, tmp_path: Path) -> None:

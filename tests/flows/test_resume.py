@@ -90,8 +90,9 @@ def wait_for_commits(process: subprocess.Popen[bytes], parent: Path, commits: in
 
 
 def worker_of(controller: int) -> int:
-    """A Dask worker process of the run: the child that has the model code, the second rank."""
-    workers = [p for p in psutil.Process(controller).children() if "spawn_main" in " ".join(p.cmdline())]
+    """A Dask worker process of the run (which names itself where setproctitle is installed): the second rank."""
+    children = {p: " ".join(p.cmdline()) for p in psutil.Process(controller).children()}
+    workers = [p for p, line in children.items() if "spawn_main" in line or line.startswith("dask worker")]
     assert len(workers) == 2
     return workers[-1].pid
 
