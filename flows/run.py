@@ -60,8 +60,11 @@ class Session:
         return await self._execute(RunDirectory.create(config, self.parent), config)
 
     async def resume(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
-        """Go on with a run at its first uncommitted stage."""
-        return await self._execute(directory, config)
+        """Go on with a run at its first uncommitted stage; what changed is kept once the run has gone well."""
+        summary = await self._execute(directory, config)
+        if config != directory.config():
+            directory.save_config(config)
+        return summary
 
     async def _execute(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
         from flows.alignment import run_flow
@@ -139,10 +142,11 @@ def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
     """Go on with a run. Raises UserError when there is nothing to resume."""
     directory = RunDirectory.open(run_dir)
-    config = apply_overrides(directory.config(), overrides)
+    before = directory.config()
+    config = apply_overrides(before, overrides)
+    if config.algorithm != before.algorithm:
+        raise UserError(f"--set algorithm={config.algorithm}: the run is {before.algorithm}; start a run of its own")
     check(config, source=str(directory.config_json))
-    if overrides:
-        directory.save_config(config)
 
     async def go() -> RunSummary:
         parent = directory.path.parent
