@@ -75,8 +75,10 @@ def weights(run_dir: Path, role: str, scratch: Path) -> dict[str, torch.Tensor]:
     directory = RunDirectory.open(run_dir)
     newest = CheckpointStore(directory.checkpoints).latest()
     assert newest is not None
-    export_checkpoint(newest.path, role, directory.config(), scratch / f"{run_dir.name}-{role}")
-    return load_file(scratch / f"{run_dir.name}-{role}" / "model.safetensors")
+    exported = scratch / f"{run_dir.name}-{role}"
+    if not exported.exists():
+        export_checkpoint(newest.path, role, directory.config(), exported)
+    return load_file(exported / "model.safetensors")
 
 
 async def run_all(folder: Path, data: Path) -> list[tuple[Partition, Path]]:
