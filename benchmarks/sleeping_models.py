@@ -14,7 +14,7 @@ from workers.rank_actor import RankActor, RankSpec, StageRequest
 from workers.stage_output import StageOutput
 
 if TYPE_CHECKING:
-    from workers.stage_methods import StageMethod
+    from workers.stage_registry import StageMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Literal
 from configs.data_files import Kind, data_problems
 from configs.errors import ConfigError, first_of
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
+from configs.plugin_checks import plugin_problems, registered_names
 from configs.schema import ModelConfig, RunConfig
 
 ALGORITHMS = ("ppo", "grpo", "sft", "reward_model")
@@ -47,11 +48,13 @@ def data_kind(algorithm: str) -> Kind:
 
 
 def _names(config: RunConfig) -> Iterator[str]:
-    yield from code_problems("algorithm", config.algorithm, ALGORITHMS, "algorithm")
+    yield from plugin_problems(config)
+    own = registered_names(config)
+    yield from code_problems("algorithm", config.algorithm, (*ALGORITHMS, *own), "algorithm")
     if config.advantage.estimator is not None:
-        yield from code_problems("advantage.estimator", config.advantage.estimator, ESTIMATORS, "estimator")
+        yield from code_problems("advantage.estimator", config.advantage.estimator, (*ESTIMATORS, *own), "estimator")
     if config.loss.policy is not None:
-        yield from code_problems("loss.policy", config.loss.policy, POLICY_LOSSES, "policy loss")
+        yield from code_problems("loss.policy", config.loss.policy, (*POLICY_LOSSES, *own), "policy loss")
     for index, function in enumerate(config.rewards.functions):
         key = f"rewards.functions.{index}.path"
         yield from code_problems(key, function.path, BUILT_IN_REWARDS, "built-in reward")

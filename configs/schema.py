@@ -340,6 +340,8 @@ class RunConfig(Section):
     """Names the run directory and the Prefect flow run."""
     algorithm: str = "ppo"
     """A registered algorithm (ppo, grpo, sft, reward_model) or an import path `module:function`."""
+    plugins: tuple[str, ...] = ()
+    """Modules (`package.module` or `path/to/file.py`) that are imported on the controller and on every rank, to register algorithms, estimators, losses, calls and stage methods; the file of an algorithm named by import path is imported in any case."""
     seed: int = 0
     """Root of every random number."""
     deterministic: bool = False

@@ -65,11 +65,17 @@ def import_object(path: str, noun: str = "object") -> object:
     location, _, attribute = path.rpartition(":")
     if not location or not attribute:
         raise UnknownName(f"{noun} {path!r}: write package.module:name or path/to/file.py:name")
-    module = _import_file(location, path, noun) if location.endswith(".py") else _import_name(location, path, noun)
+    module = import_module(location, noun, named_as=path)
     if not hasattr(module, attribute):
         raise UnknownName(f"{noun} {path!r}: {location} has no {attribute!r}; check the name after the colon")
     found: object = getattr(module, attribute)
     return found
+
+
+def import_module(location: str, noun: str, *, named_as: str | None = None) -> ModuleType:
+    """The module `package.module` or `path/to/file.py`; `named_as`: how the user wrote it, for messages."""
+    path = named_as or location
+    return _import_file(location, path, noun) if location.endswith(".py") else _import_name(location, path, noun)
 
 
 def _import_name(name: str, path: str, noun: str) -> ModuleType:

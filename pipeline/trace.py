@@ -16,6 +16,7 @@ from pipeline.algorithms import get_algorithm
 from pipeline.calls import Kind
 from pipeline.models import Models
 from pipeline.placement import pool_of
+from pipeline.plugins import load_plugins
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
 
 
@@ -38,6 +39,7 @@ def trace(config: RunConfig) -> list[TracedCall]:
 
 async def trace_async(config: RunConfig) -> list[TracedCall]:
     """`trace` for callers that are in an event loop already."""
+    load_plugins(config)
     calls: list[TracedCall] = []
 
     async def record(spec: StageSpec) -> StageOutcome:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from workers.data_plane import DataPlane
     from workers.process_group import TCPStore
     from workers.rank_context import RankContext
-    from workers.stage_methods import StageMethod
     from workers.stage_output import StageOutput
+    from workers.stage_registry import StageMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,12 @@ class RankActor:
     @enveloped
     def setup(self, spec: RankSpec) -> dict[str, Any]:
         """Join the pool's process group and build the roles. Returns what is worth a log line."""
+        from pipeline.plugins import load_plugins
         from storage.rollout_store import RolloutStore
         from workers.data_plane import DataPlane
 
         log_to_file(Path(spec.run_dir) / "logs" / f"rank-{spec.global_rank}.log")
+        load_plugins(spec.config)
         worker = get_worker()
         plane = DataPlane(RolloutStore(Path(spec.run_dir) / "rollouts"), worker)
         self._spec = spec
@@ -162,7 +164,8 @@ class RankActor:
 
     def method(self, role: str, method: str) -> StageMethod:
         """What a stage does on this rank."""
-        from workers.stage_methods import get_method
+        import workers.stage_methods  # noqa: F401 - registers the built-in ones
+        from workers.stage_registry import get_method
 
         return get_method(role, method)
 

@@ -24,30 +24,10 @@ from workers.process_group import gather_to_first
 from workers.rank_context import RankContext
 from workers.scoring import score_rewards
 from workers.stage_output import StageOutput
+from workers.stage_registry import stage_method
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest
-
-StageMethod = Callable[[RankContext, "StageRequest"], StageOutput]
-STAGE_METHODS: dict[str, StageMethod] = {}
-
-
-def stage_method(*sites: str) -> Callable[[StageMethod], StageMethod]:
-    """Register what `role.method` does on a rank."""
-
-    def register(method: StageMethod) -> StageMethod:
-        STAGE_METHODS.update(dict.fromkeys(sites, method))
-        return method
-
-    return register
-
-
-def get_method(role: str, method: str) -> StageMethod:
-    """Raises KeyError with the known names."""
-    site = f"{role}.{method}"
-    if site not in STAGE_METHODS:
-        raise KeyError(f"no stage method {site}; there are {', '.join(sorted(STAGE_METHODS))}")
-    return STAGE_METHODS[site]
 
 
 def shard_of(batch: Rollouts, request: StageRequest) -> Array:
