@@ -234,9 +234,15 @@ class RewardFunctionConfig(Section):
     options: dict[str, Any] = {}
     """Keyword arguments."""
     timeout_s: PositiveFloat = 10.0
-    """Per sample; on time-out the child process is killed."""
-    on_error: Literal["zero", "abort"] = "abort"
-    """zero: score 0 and count it; abort: stop the run with the sample named."""
+    """Per sample (per call where `batch_size` is set); on time-out the child process is killed."""
+    on_error: Literal["zero", "drop_group", "abort"] = "abort"
+    """What a failing sample costs once `retries` are used up. zero: score 0 and count it; drop_group: the prompt's samples leave advantages, losses and their normalisers, but stay stored, marked by the column `reward_dropped`; abort: stop the run with the sample named."""
+    retries: NonNegativeInt = 0
+    """How often a failing sample is scored again before `on_error` decides."""
+    batch_size: PositiveInt | None = None
+    """The function takes lists of prompts, responses and answers, at most this many, and returns a list; null: one sample a call."""
+    concurrency: PositiveInt = 16
+    """Coroutine functions (`async def`, and `http_judge`): samples in flight at once on a rank."""
 
 
 class RewardsConfig(Section):
@@ -246,6 +252,8 @@ class RewardsConfig(Section):
     """Weight of the reward model's score, where a reward model is configured."""
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Programmatic rewards."""
+    num_processes: PositiveInt | None = None
+    """Child processes that score at once, on each rank; null: the machine's cores over `resources.num_ranks`, at most 16."""
 
 
 class PoolConfig(Section):

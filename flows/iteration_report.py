@@ -12,6 +12,7 @@ from configs.schema import RunConfig
 from flows.artifacts import publish_iteration
 from flows.live_view import LiveView
 from flows.sinks import MetricsSinks
+from pipeline.dropping import MARKERS, without_dropped
 from pipeline.stages import StageOutcome
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -74,11 +75,15 @@ class IterationReporter:
             await publish_iteration(self._directory.path.name, iteration, metrics, seconds, best, worst)
 
     def _extremes(self, iteration: int, outcomes: Mapping[str, StageOutcome]) -> tuple[str, str]:
-        """The samples with the highest and the lowest reward."""
-        if not any("reward" in outcome.columns for outcome in outcomes.values()):
+        """The samples with the highest and the lowest reward, of those that count."""
+        present = {name for outcome in outcomes.values() for name in outcome.columns}
+        if "reward" not in present:
             return "", ""
-        batch = RolloutStore(self._directory.rollouts).read(iteration, columns=("reward", "prompt_text", "text"))
+        columns = [name for name in ("reward", "prompt_text", "text", "group", *MARKERS) if name in present]
+        batch = without_dropped(RolloutStore(self._directory.rollouts).read(iteration, columns=columns))
         reward = batch["reward"]
+        if not len(reward):
+            return "", ""
         best, worst = int(np.argmax(reward)), int(np.argmin(reward))
         return tuple(f"{batch['prompt_text'][i]}{batch['text'][i]} ({reward[i]:.3f})" for i in (best, worst))  # type: ignore[return-value]
 

@@ -28,11 +28,13 @@ HEADLINE = {
     "length": ("response_length_mean",),
     "loss": ("loss", "nll"),
     "accuracy": ("accuracy",),
+    "reward errors": ("reward_errors",),
     "tokens/s": ("tokens_per_second",),
     "s": ("time/iteration",),
 }
 """Label to metric names; a metric counts under its own name or as the last part of a longer one
 (`reward.update_reward/accuracy`), the first that is there."""
+SHOWN_ABOVE_ZERO = {"reward errors"}
 REFRESH_PER_SECOND = 2
 
 
@@ -124,7 +126,8 @@ def _progress_bar(console: Console) -> Progress:
 def headline(metrics: Mapping[str, Any]) -> str:
     """`reward 0.52  KL 0.013  length 24  tokens/s 1830`: those that are there."""
     found = {label: _find(metrics, names) for label, names in HEADLINE.items()}
-    return "  ".join(f"{label} {_short(value)}" for label, value in found.items() if value is not None)
+    shown = {k: v for k, v in found.items() if v is not None and (v > 0 or k not in SHOWN_ABOVE_ZERO)}
+    return "  ".join(f"{label} {_short(value)}" for label, value in shown.items())
 
 
 def _find(metrics: Mapping[str, Any], names: tuple[str, ...]) -> float | None:

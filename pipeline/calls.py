@@ -52,7 +52,7 @@ LOADED = (
     "text",
 )
 SEQUENCES = ("token_ids", "response_mask", "group", "prompt_length")
-POLICY_INPUTS = (*SEQUENCES, "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?")
+POLICY_INPUTS = (*SEQUENCES, "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?", "reward_dropped?")
 
 CALLS: dict[str, ModelCall] = {
     call.site: call
@@ -68,13 +68,14 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="critic", method="compute_values", kind="column", protocol="DP_PROTO",
                   reads=SEQUENCES, writes=("values",)),
         ModelCall(role="reward", method="compute_reward", kind="column", protocol="DP_PROTO",
-                  reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("reward",)),
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("reward", "reward_dropped")),
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
-                  reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?"),
+                  reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
+                         "reward_dropped?"),
                   writes=("token_rewards", "advantages", "returns")),
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
-                  reads=(*SEQUENCES, "values", "returns")),
+                  reads=(*SEQUENCES, "values", "returns", "reward_dropped?")),
         ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),

@@ -33,8 +33,11 @@ def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, f
     batches = np.array_split(mine, max(1, -(-len(prompts) // config.evaluation.batch_size)))
     parts = [generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches]
     rollouts = concat(parts)
-    sums = {name: _moments(column) for name, column in score_rewards(context, rollouts)[0].items()}
-    sums["response_length"] = _moments(rollouts["response_length"])
+    sums = {
+        name: _moments(column)
+        for name, column in score_rewards(context, rollouts).columns.items()
+        if name != "reward_dropped"
+    }
     total = sum_over_ranks(np.stack(list(sums.values())), context.group)
     metrics: dict[str, float] = {
         "eval/prompts": float(len(prompts)),

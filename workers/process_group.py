@@ -67,3 +67,12 @@ def gather_to_first(value: T, group: PoolGroup) -> Sequence[T] | None:
     parts: list[T] | None = [value] * group.size if group.rank == 0 else None
     dist.gather_object(value, parts, dst=0, group=group.control)
     return parts
+
+
+def gather_to_all(value: T, group: PoolGroup) -> Sequence[T]:
+    """Every rank's value, in rank order, on every rank (collective)."""
+    if group.size == 1:
+        return [value]
+    parts: list[T] = [value] * group.size
+    dist.all_gather_object(parts, value, group=group.control)
+    return parts

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from configs.errors import UserError
 from configs.schema import RunConfig
-from pipeline.placement import needs_model
+from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
@@ -22,7 +22,7 @@ from workers.engine_link import EngineLink
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.process_group import PoolGroup, TCPStore, join
 from workers.residency import Residency
-from workers.rewards import RewardFunctions
+from workers.rewards import RewardFunctions, default_processes
 from workers.role_model import RoleModel
 
 if TYPE_CHECKING:
@@ -99,7 +99,11 @@ class RankContext:
 
     @cached_property
     def reward_functions(self) -> RewardFunctions:
-        return RewardFunctions(self.config.rewards.functions)
+        rewards = self.config.rewards
+        return RewardFunctions(
+            rewards.functions,
+            num_processes=rewards.num_processes or default_processes(sum(pool_sizes(self.config).values())),
+        )
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:

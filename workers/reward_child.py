@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ class ChildTimeout(Exception):
 
 class ChildDied(Exception):
     """The child ended instead of answering."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedFunctions:
+    """coroutines: which functions are. problem: number of the first function that fails, and one line why."""
+
+    coroutines: tuple[bool, ...] = ()
+    problem: tuple[int, str] | None = None
 
 
 class RewardChild:
@@ -44,22 +53,49 @@ class RewardChild:
         self._received = b""
         self._killed = False
 
-    def load(self, functions: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-        """Import the functions; returns (number of the function, one-line problem) for the first that fails."""
-        reply = self.ask({"load": list(functions)}, START_TIMEOUT_S)
-        return None if reply["loaded"] is None else (reply["function"], reply["loaded"])
+    def load(self, functions: Sequence[Mapping[str, Any]]) -> LoadedFunctions:
+        """Import the functions."""
+        (reply,) = self._replies({"load": list(functions)}, START_TIMEOUT_S, lambda _: True)
+        if reply["loaded"] is not None:
+            return LoadedFunctions(problem=(reply["function"], reply["loaded"]))
+        return LoadedFunctions(coroutines=tuple(reply["coroutines"]))
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer to a request. Raises ChildTimeout (the child is killed then) or ChildDied."""
-        deadline = time.monotonic() + timeout_s
+    def ask(self, request: Mapping[str, Any], timeout_s: float, *, grace_s: float = 0.0) -> Iterator[dict[str, Any]]:
+        """The replies to a request, as they come, until every sample has one.
+
+        timeout_s: for the next sample's reply; it starts anew with each. grace_s: more, where the child itself
+        keeps the limit. Raises ChildTimeout (the child is killed then) or ChildDied.
+        """
+        waiting = set(range(len(request["samples"])))
+
+        def is_last(reply: Mapping[str, Any]) -> bool:
+            if "started" not in reply:
+                waiting.discard(reply["sample"])
+            return not waiting
+
+        return self._replies({**request, "timeout_s": timeout_s}, timeout_s, is_last, grace_s)
+
+    def _replies(
+        self,
+        request: Mapping[str, Any],
+        timeout_s: float,
+        is_last: Callable[[Mapping[str, Any]], bool],
+        grace_s: float = 0.0,
+    ) -> Iterator[dict[str, Any]]:
+        self._send(request)
+        while True:
+            reply: dict[str, Any] = json.loads(self._line(time.monotonic() + timeout_s + grace_s, timeout_s))
+            yield reply
+            if is_last(reply):
+                return
+
+    def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise ChildDied(self._ending()) from None
-        reply: dict[str, Any] = json.loads(self._line(deadline, timeout_s))
-        return reply
 
     def kill(self) -> None:
         """End the process and what it started; returns once it is gone. A second call does nothing."""

@@ -1,27 +1,26 @@
-"""The child process in which reward functions run: one line of JSON in, one line out.
+"""The child process in which reward functions run: one line of JSON in, lines of JSON out.
 
 A process of its own, because a verifier may hang, crash, print, or use `signal.alarm` (it runs in this
 process' main thread), and a plain one, because rank actors live in daemonic processes that may not have
 multiprocessing children. The channel is a private copy of the first stdin and stdout; descriptor 1
 then points to stderr and descriptor 0 to nothing, so that no user's print can reach the channel.
 
-Requests: {"load": [{"path", "options"}, ...]} once, then {"call": index, "prompt", "response", "answer"}.
-Answers: {"loaded": null} or {"loaded": problem, "function": index}; {"parts": {name: number}} or
-{"error": one line, "traceback": text}.
+Requests: {"load": [{"path", "options", "batched"}, ...]} once, then
+{"call": index, "samples": [[prompt, response, answer], ...], "timeout_s", "concurrency"}.
+Answers: {"loaded": null, "coroutines": [bool, ...]} or {"loaded": problem, "function": index}; for each
+sample, in any order, {"sample": number, "parts": {name: number}} or {"sample": number, "error": one line,
+"traceback": text}, of coroutines {"sample": number, "started": true} before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from numbers import Real
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,54 +28,7 @@ if __name__ == "__main__":
     # Started by file name: the package's parent is not on the path, and the current folder must not be first.
     sys.path[:0] = [root for root in (str(Path(__file__).resolve().parent.parent),) if root not in sys.path]
 
-from workers.reward_paths import FunctionPathError, resolve
-
-SCORE = "score"
-"""Part of a function's result that is rewarded; a function that returns a number returns this part."""
-
-
-def parts_of(result: object) -> dict[str, float]:
-    """A function's result as named finite numbers; raises TypeError or ValueError for anything else."""
-    parts = result if isinstance(result, Mapping) else {SCORE: result}
-    if SCORE not in parts:
-        raise ValueError(f"returned a dict without {SCORE!r}: {', '.join(map(str, parts)) or 'empty'}")
-    return {str(name): _finite(name, value) for name, value in parts.items()}
-
-
-def _finite(name: object, value: object) -> float:
-    # numpy and torch scalars are numbers to their users: both have `item`.
-    value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, not a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}, not a finite number")
-    return float(value)
-
-
-class Functions:
-    """The loaded functions; answers requests."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[Callable[..., Any], dict[str, Any]]] = []
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._load(request["load"]) if "load" in request else self._call(request)
-
-    def _load(self, functions: list[dict[str, Any]]) -> dict[str, Any]:
-        for index, function in enumerate(functions):
-            try:
-                self._calls.append((resolve(function["path"], function["options"]), function["options"]))
-            except FunctionPathError as error:
-                return {"loaded": str(error), "function": index}
-        return {"loaded": None}
-
-    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        function, options = self._calls[request["call"]]
-        try:
-            return {"parts": parts_of(function(request["prompt"], request["response"], request["answer"], **options))}
-        # Whatever a user's function raises (SystemExit too) is the answer, with its traceback.
-        except BaseException as error:  # noqa: BLE001
-            return {"error": " ".join(f"{type(error).__name__}: {error}".split()), "traceback": traceback.format_exc()}
+from workers.reward_calls import Functions
 
 
 @contextlib.contextmanager
@@ -105,14 +57,18 @@ def end_with_parent() -> None:
 
 
 def main() -> None:
-    functions = Functions()
     # The user's own modules are found in the current folder, after everything installed.
     sys.path.append(os.getcwd())
     with private_channel() as (requests, answers):
+
+        def send(answer: dict[str, Any]) -> None:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+        functions = Functions(send=send)
         end_with_parent()
         for line in requests:
-            answers.write(json.dumps(functions.answer(json.loads(line))) + "\n")
-            answers.flush()
+            functions.answer(json.loads(line))
 
 
 if __name__ == "__main__":

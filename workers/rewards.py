@@ -1,12 +1,12 @@
-"""Programmatic rewards: user functions scored one sample at a time in a process that can be killed."""
+"""Programmatic rewards: functions scored many at once, in processes that can be killed."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,14 @@ import numpy as np
 from configs.errors import UserError
 from configs.schema import RewardFunctionConfig, RunConfig
 from pipeline.rollouts import Array
-from workers.reward_child import ChildDied, ChildTimeout, RewardChild
+from workers.reward_calls import SCORE
 from workers.reward_paths import function_name
-from workers.reward_process import SCORE
+from workers.reward_pool import Job, RewardPool, Scored
 
 logger = logging.getLogger(__name__)
+MAX_PROCESSES = 16
+LOGGED_FAILURES = 5
+"""Failures of one call that are logged with their tracebacks; the rest are counted."""
 
 
 class RewardError(RuntimeError):
@@ -47,61 +50,75 @@ class RewardScores:
     """parts: float32 [B] by function. total: float32 [B], their weighted sum.
 
     details: float32 [B] for the further entries of functions that return a dict, named `FUNCTION/ENTRY`,
-    NaN on samples without one; they are recorded, not rewarded. errors: number of (sample, function)
-    pairs that scored 0 because the function failed.
+    NaN on samples without one; they are recorded, not rewarded. failed: bool [B] by function, the samples
+    that it failed on for good; their part is 0. dropped: bool [B], failed under `on_error: drop_group`.
+    retries: how often a sample was scored again.
     """
 
     parts: Mapping[str, Array]
     total: Array
+    dropped: Array
     details: Mapping[str, Array] = field(default_factory=dict)
-    errors: int = 0
+    failed: Mapping[str, Array] = field(default_factory=dict)
+    retries: int = 0
+
+    @property
+    def errors(self) -> int:
+        """Number of (sample, function) pairs that failed for good."""
+        return sum(int(failed.sum()) for failed in self.failed.values())
 
 
 class RewardFunctions:
-    """The configured functions, in a child process that is started at the first use and kept.
+    """The configured functions, in child processes that are started at the first use and kept.
 
-    Samples are scored in order, function by function. A sample that exceeds its `timeout_s` costs the
-    child, which is started anew for the next one. Usable from any thread, by one at a time. Raises
+    num_processes: None: by this machine's cores. place: the functions' key in the configuration, for messages.
+    Results never depend on the number of processes nor on timing. A sample that exceeds its `timeout_s` costs
+    its process, which is started anew for the next one. Usable from any thread, by one at a time. Raises
     UserError for a path or options that do not fit (at the first use; `check_reward_functions` asks
-    earlier), RewardError for a failing sample under `on_error: abort`.
+    earlier), RewardError for the first failing sample under `on_error: abort`.
     """
 
-    def __init__(self, functions: Sequence[RewardFunctionConfig]) -> None:
+    def __init__(
+        self,
+        functions: Sequence[RewardFunctionConfig],
+        *,
+        num_processes: int | None = None,
+        place: str = "rewards.functions",
+    ) -> None:
         self._functions = tuple(functions)
-        self.names = reward_names(functions)
-        self._child: RewardChild | None = None
+        self.names = reward_names(functions, place=place)
+        self.num_processes = num_processes or default_processes(1)
+        self._pool = RewardPool(self._functions, num_processes=self.num_processes, place=place)
         self._lock = threading.Lock()
 
     def score(self, samples: Sequence[RewardSample]) -> RewardScores:
         """Score B samples, 0 included. Raises ValueError for an answer that is no JSON."""
-        answers = [_answer(sample, index) for index, sample in enumerate(samples)]
-        parts, details, errors = {}, _Details(len(samples)), 0
+        asked = [(s.prompt, s.response, _answer(s, index)) for index, s in enumerate(samples)]
+        table = _Table(self.names, len(samples))
         with self._lock:
-            for index, name in enumerate(self.names):
-                parts[name] = np.zeros(len(samples), dtype=np.float32)
-                for row, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
-                    result = self._score_one(index, row, sample, answer)
-                    errors += result is None
-                    for part, value in (result or {SCORE: 0.0}).items():
-                        if part == SCORE:
-                            parts[name][row] = value
-                        else:
-                            details.add(f"{name}/{part}", row, value)
-        total = np.zeros(len(samples), dtype=np.float32)
-        for name, function in zip(self.names, self._functions, strict=True):
-            total += np.float32(function.weight) * parts[name]
-        return RewardScores(parts=parts, total=total, details=details.columns, errors=errors)
+            if not self._functions:
+                return table.scores({}, dropping=())
+            self._pool.start()
+            jobs = self._pool.jobs(asked)
+            results = self._pool.run(jobs, stops=self._aborts)
+        for job, scored in zip(jobs, results, strict=True):
+            if scored is None:
+                break
+            self._record(table, job, scored)
+        weights = {name: f.weight for name, f in zip(self.names, self._functions, strict=True)}
+        dropping = [n for n, f in zip(self.names, self._functions, strict=True) if f.on_error == "drop_group"]
+        return table.scores(weights, dropping=dropping)
 
     def check(self) -> None:
         """Import the functions now; raises UserError for the first that does not fit."""
         with self._lock:
             if self._functions:
-                self._running()
+                self._pool.start()
 
     def close(self) -> None:
-        """End the child process; a later `score` starts another."""
+        """End the child processes; a later `score` starts others."""
         with self._lock:
-            self._kill()
+            self._pool.close()
 
     def __enter__(self) -> RewardFunctions:
         return self
@@ -109,73 +126,77 @@ class RewardFunctions:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _score_one(self, index: int, row: int, sample: RewardSample, answer: Any) -> dict[str, float] | None:
-        """The parts of one result; None when it failed and counts as 0."""
-        function = self._functions[index]
-        request = {"call": index, "prompt": sample.prompt, "response": sample.response, "answer": answer}
-        child = self._running()
-        try:
-            reply = child.ask(request, function.timeout_s)
-        except (ChildTimeout, ChildDied) as error:
-            self._kill()
-            reply = {"error": str(error)}
-        if "error" not in reply:
-            parts: dict[str, float] = reply["parts"]
-            return parts
-        failure = RewardError(self.names[index], row, reply["error"])
-        logger.warning("%s\n%s", failure, reply.get("traceback", ""))
-        if function.on_error == "abort":
-            raise failure
-        return None
+    def _aborts(self, job: Job, scored: Sequence[Scored]) -> bool:
+        return self._functions[job.call].on_error == "abort" and any(one.parts is None for one in scored)
 
-    def _running(self) -> RewardChild:
-        if self._child is None:
-            self._child = RewardChild()
-            with self._killed_on_error():
-                problem = self._child.load([{"path": f.path, "options": f.options} for f in self._functions])
-                if problem is not None:
-                    index, reason = problem
-                    raise UserError(_misfit(index, self._functions[index], reason))
-        return self._child
-
-    @contextmanager
-    def _killed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except (ChildTimeout, ChildDied) as error:
-            self._kill()
-            paths = ", ".join(function.path for function in self._functions)
-            raise UserError(f"rewards.functions ({paths}): importing them failed: {error}") from error
-        except UserError:
-            self._kill()
-            raise
-
-    def _kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+    def _record(self, table: _Table, job: Job, scored: Sequence[Scored]) -> None:
+        """Put a job's results into the table; raises RewardError for a failure that aborts."""
+        name = self.names[job.call]
+        for row, one in zip(job.rows, scored, strict=True):
+            table.add(name, row, one)
+            if one.parts is not None:
+                continue
+            failure = RewardError(name, row, one.error)
+            if table.errors <= LOGGED_FAILURES:
+                logger.warning("%s\n%s", failure, one.traceback)
+            if self._functions[job.call].on_error == "abort":
+                raise failure
 
 
-class _Details:
-    """Columns that appear as functions name them."""
+class _Table:
+    """The results by function and row, as they are put in."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, names: Sequence[str], num_samples: int) -> None:
         self._num_samples = num_samples
-        self.columns: dict[str, Array] = {}
+        self._parts = {name: np.zeros(num_samples, dtype=np.float32) for name in names}
+        self._failed = {name: np.zeros(num_samples, dtype=bool) for name in names}
+        self._details: dict[str, Array] = {}
+        self._retries = 0
+        self.errors = 0
 
-    def add(self, name: str, row: int, value: float) -> None:
-        if name not in self.columns:
-            self.columns[name] = np.full(self._num_samples, np.nan, dtype=np.float32)
-        self.columns[name][row] = value
+    def add(self, name: str, row: int, scored: Scored) -> None:
+        self._retries += scored.retries
+        if scored.parts is None:
+            self._failed[name][row] = True
+            self.errors += 1
+        for part, value in (scored.parts or {}).items():
+            column = self._parts[name] if part == SCORE else self._detail(f"{name}/{part}")
+            column[row] = value
+
+    def scores(self, weights: Mapping[str, float], *, dropping: Sequence[str]) -> RewardScores:
+        total = np.zeros(self._num_samples, dtype=np.float32)
+        for name, weight in weights.items():
+            total += np.float32(weight) * self._parts[name]
+        dropped = np.zeros(self._num_samples, dtype=bool)
+        for name in dropping:
+            dropped |= self._failed[name]
+        return RewardScores(
+            parts=self._parts,
+            total=total,
+            dropped=dropped,
+            details=self._details,
+            failed=self._failed,
+            retries=self._retries,
+        )
+
+    def _detail(self, name: str) -> Array:
+        if name not in self._details:
+            self._details[name] = np.full(self._num_samples, np.nan, dtype=np.float32)
+        return self._details[name]
 
 
-def reward_names(functions: Sequence[RewardFunctionConfig]) -> tuple[str, ...]:
+def default_processes(num_ranks: int) -> int:
+    """Reward processes of a rank where `num_ranks` may share this machine's cores."""
+    return max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // max(num_ranks, 1)))
+
+
+def reward_names(functions: Sequence[RewardFunctionConfig], *, place: str = "rewards.functions") -> tuple[str, ...]:
     """Names of the parts. Raises UserError when two functions have the same."""
     names = tuple(function.name or function_name(function.path) for function in functions)
     for index, name in enumerate(names):
         if name in names[:index]:
             raise UserError(
-                f"rewards.functions[{index}]: the name {name!r} is taken by functions[{names.index(name)}]; set `name`"
+                f"{place}[{index}]: the name {name!r} is taken by functions[{names.index(name)}]; set `name`"
             )
     return names
 
@@ -187,10 +208,6 @@ def check_reward_functions(config: RunConfig) -> None:
     """
     with RewardFunctions(config.rewards.functions) as functions:
         functions.check()
-
-
-def _misfit(index: int, function: RewardFunctionConfig, reason: str) -> str:
-    return f"rewards.functions[{index}].path {function.path!r}: {reason}"
 
 
 def _answer(sample: RewardSample, index: int) -> Any:

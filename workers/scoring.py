@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from pipeline.rollouts import Array, Rollouts
+from workers.process_group import PoolGroup, gather_to_all
 from workers.rank_context import RankContext
-from workers.rewards import RewardSample, RewardScores, reward_names
+from workers.rewards import RewardFunctions, RewardSample, RewardScores, reward_names
 
 
-def score_rewards(context: RankContext, batch: Rollouts) -> tuple[dict[str, Array], int]:
-    """Sample columns `reward/PART` and their weighted sum `reward`, float32 [B]; and how many
-    samples a function failed on and scored 0.
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows:
+    """columns: sample columns [B]: `reward`, its parts `reward/NAME`, and `reward_dropped` (uint8).
 
-    Collective where a reward model is placed: every rank takes part, with any number of rows.
+    failed: samples that each function failed on for good. retries: samples that were scored again.
+    """
+
+    columns: Mapping[str, Array]
+    failed: Mapping[str, int] = field(default_factory=dict)
+    retries: int = 0
+
+
+def score_rewards(context: RankContext, batch: Rollouts) -> ScoredRows:
+    """The weighted sum of all parts, float32 [B], the parts, and which rows leave with their groups.
+
+    Collective: every rank takes part, with any number of whole groups.
     """
     rewards = context.config.rewards
     parts: dict[str, Array] = {}
@@ -21,23 +36,37 @@ def score_rewards(context: RankContext, batch: Rollouts) -> tuple[dict[str, Arra
     if "reward" in context.models:
         parts["reward/model"] = np.asarray(context.model("reward").compute_scores(batch), dtype=np.float32)
         weights["reward/model"] = rewards.model_weight
-    functions = function_scores(context, batch)
-    parts |= {f"reward/{name}": scores for name, scores in {**functions.parts, **functions.details}.items()}
+    scores = function_scores(context.reward_functions, batch)
+    details = same_columns(scores.details, batch.num_rows, context.group)
+    parts |= {f"reward/{name}": column for name, column in {**scores.parts, **details}.items()}
     for name, function in zip(reward_names(rewards.functions), rewards.functions, strict=True):
         weights[f"reward/{name}"] = function.weight
     total = np.zeros(batch.num_rows, dtype=np.float64)
     for name, weight in weights.items():
         total += weight * parts[name].astype(np.float64)
-    return {**parts, "reward": total.astype(np.float32)}, functions.errors
+    return ScoredRows(
+        columns={**parts, "reward": total.astype(np.float32), "reward_dropped": rows_dropped(scores, batch)},
+        failed={name: int(failed.sum()) for name, failed in scores.failed.items()},
+        retries=scores.retries,
+    )
 
 
-def function_scores(context: RankContext, batch: Rollouts) -> RewardScores:
-    """Scores of every configured reward function."""
-    if not context.config.rewards.functions:
-        return RewardScores(parts={}, total=np.zeros(batch.num_rows, np.float32))
-    return context.reward_functions.score(
+def function_scores(functions: RewardFunctions, batch: Rollouts) -> RewardScores:
+    """Scores of every function. Needs the columns prompt_text, text and answer."""
+    return functions.score(
         [
             RewardSample(prompt=str(prompt), response=str(text), answer=str(answer))
             for prompt, text, answer in zip(batch["prompt_text"], batch["text"], batch["answer"], strict=True)
         ]
     )
+
+
+def rows_dropped(scores: RewardScores, batch: Rollouts) -> Array:
+    """uint8 [B]: 1 on all rows of a group in which a function failed under `on_error: drop_group`."""
+    return np.isin(batch["group"], batch["group"][scores.dropped]).astype(np.uint8)
+
+
+def same_columns(details: Mapping[str, Array], num_rows: int, group: PoolGroup) -> dict[str, Array]:
+    """The columns that any rank has, on every rank (collective): NaN where a rank's functions gave none."""
+    names = dict.fromkeys(name for of_rank in gather_to_all(list(details), group) for name in of_rank)
+    return {name: details.get(name, np.full(num_rows, np.nan, dtype=np.float32)) for name in names}

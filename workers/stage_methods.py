@@ -15,14 +15,15 @@ import numpy as np
 from pipeline.advantages import compute_advantages
 from pipeline.balance import mini_batches, partition_by_tokens
 from pipeline.cursor import batch_rows
+from pipeline.dropping import kept_rows, with_dropped, without_dropped
 from pipeline.random import seed_of
 from pipeline.rollouts import Array, Rollouts, concat
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
 from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine
-from workers.process_group import gather_to_first
+from workers.process_group import PoolGroup, gather_to_first
 from workers.rank_context import RankContext
-from workers.scoring import score_rewards
+from workers.scoring import ScoredRows, score_rewards
 from workers.stage_output import StageOutput
 from workers.stage_registry import stage_method
 
@@ -170,35 +171,55 @@ def compute_values(context: RankContext, request: StageRequest) -> StageOutput:
 @stage_method("reward.compute_reward")
 def compute_reward(context: RankContext, request: StageRequest) -> StageOutput:
     """The reward model's score and the reward functions, weighted; every part is a column."""
-    errors = 0
+    scored: list[ScoredRows] = []
 
     def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
-        nonlocal errors
-        columns, errors = score_rewards(context, batch)
-        return {}, columns
+        scored.append(score_rewards(context, batch))
+        return {}, dict(scored[-1].columns)
 
     output = column_stage(context, request, compute)
-    failed = float(sum_over_ranks(np.array([errors], float), context.group)[0])
+    failures = failure_metrics(scored[-1], context.group)
     if output.columns is None:
         return output
-    metrics = {f"{name}_mean": float(c.mean()) for name, c in output.columns.sample_columns.items()}
-    return StageOutput(columns=output.columns, num_rows=output.num_rows, metrics={**metrics, "reward_errors": failed})
+    return StageOutput(
+        columns=output.columns, num_rows=output.num_rows, metrics={**reward_metrics(output.columns), **failures}
+    )
+
+
+def failure_metrics(scored: ScoredRows, group: PoolGroup, *, role: str = "reward") -> dict[str, float]:
+    """Failures over all ranks (collective): `reward_errors`, of each function, and `reward_retries`."""
+    counts = np.array([*scored.failed.values(), sum(scored.failed.values()), scored.retries], float)
+    names = [*(f"{role}_errors/{name}" for name in scored.failed), f"{role}_errors", f"{role}_retries"]
+    return dict(zip(names, map(float, sum_over_ranks(counts, group)), strict=True))
+
+
+def reward_metrics(columns: Rollouts) -> dict[str, float]:
+    """Means of the parts over the rows that are kept (NaN entries aside), and how many rows are not."""
+    dropped = columns["reward_dropped"].astype(bool)
+    metrics = {"reward_dropped_samples": float(dropped.sum())}
+    for name, column in columns.sample_columns.items():
+        values = column[~dropped & ~np.isnan(column.astype(np.float64))]
+        if name != "reward_dropped" and len(values):
+            metrics[f"{name}_mean"] = float(values.mean())
+    return metrics
 
 
 @stage_method("actor.compute_advantages")
 def advantages(context: RankContext, request: StageRequest) -> StageOutput:
-    """Numeric work on one rank, beside the columns (`pipeline.advantages`)."""
+    """Numeric work on one rank, beside the columns (`pipeline.advantages`); dropped groups get 0."""
     if context.group.rank != 0:
         return StageOutput()
     batch = context.plane.get(request.rollouts, request.reads)
+    rows = kept_rows(batch)
     result = compute_advantages(
-        batch,
+        batch if len(rows) == batch.num_rows else batch.select(rows),
         context.config,
         kl_coef=float(request.arguments["kl_coef"]),
         estimator=request.arguments["estimator"],
     )
-    columns = Rollouts(offsets=batch.offsets, token_columns=result.token_columns)
-    return StageOutput(columns=columns, num_rows=batch.num_rows, metrics=result.metrics)
+    columns = Rollouts(offsets=batch.offsets, token_columns=with_dropped(result.token_columns, batch, rows))
+    # The means of nothing are no numbers, and must not steer the KL coefficient.
+    return StageOutput(columns=columns, num_rows=batch.num_rows, metrics=result.metrics if len(rows) else {})
 
 
 @stage_method("actor.evaluate")
@@ -223,7 +244,7 @@ def update(context: RankContext, request: StageRequest) -> StageOutput:
     """Mini-batches over the rollouts: forward, backward and optimizer steps. One version further."""
     _check_version(context, request)
     model = context.model(request.role)
-    batch = context.plane.get(request.rollouts, request.reads)
+    batch = without_dropped(context.plane.get(request.rollouts, request.reads))
     seed = seed_of(context.config.seed, "update", request.key.iteration)
     parts = my_mini_batches(context, batch, request, seed)
     metrics = model.update(parts, request.arguments["loss"], seed=seed, kl_coef=request.arguments.get("kl_coef"))

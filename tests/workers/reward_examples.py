@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -70,3 +72,57 @@ def detailed(prompt: str, response: str, answer: Any) -> dict[str, float]:
 
 def with_pid(prompt: str, response: str, answer: Any, *, factor: float = 1.0) -> dict[str, float]:
     return {"score": factor, "pid": os.getpid() % 10_000}
+
+
+def slow(prompt: str, response: str, answer: Any) -> float:
+    time.sleep(float(response))
+    return float(response)
+
+
+def all_together(prompt: str, response: str, answer: Any, *, folder: str) -> int:
+    """Ends when as many samples as the response says are being scored."""
+    (Path(folder) / prompt).touch()
+    while len(list(Path(folder).iterdir())) < int(response):
+        time.sleep(0.01)
+    return 1
+
+
+def many_letters(prompts: list[str], responses: list[str], answers: list[Any], *, log: str = "") -> list[Any]:
+    """A function of lists that fails as a whole when one of its samples is `raise` or `leave`."""
+    if log:
+        with open(log, "a") as lines:
+            lines.write(f"{len(responses)}\n")
+    if "raise" in responses:
+        raise RuntimeError("somebody's fault")
+    if "leave" in responses:
+        os._exit(3)
+    results = [float("nan") if text == "nan" else {"score": len(text)} for text in responses]
+    return results[:1] if len(prompts) == 7 else results
+
+
+ALIVE = {"now": 0, "most": 0}
+
+
+async def waiting(prompt: str, response: str, answer: Any) -> dict[str, float]:
+    """Sleeps for so many seconds; `block` stops the whole loop."""
+    if response == "block":
+        time.sleep(600)
+    if response == "raise":
+        raise RuntimeError("told to")
+    ALIVE["now"] += 1
+    ALIVE["most"] = max(ALIVE.values())
+    await asyncio.sleep(float(response))
+    ALIVE["now"] -= 1
+    return {"score": float(response), "at_once": ALIVE["most"]}
+
+
+def flaky(prompt: str, response: str, answer: Any, *, folder: str) -> float:
+    """Fails as often as the response says, each time in another way."""
+    file = Path(folder) / prompt
+    tries = int(file.read_text()) if file.exists() else 0
+    file.write_text(str(tries + 1))
+    if tries >= int(response):
+        return float(tries)
+    if tries % 2:
+        os._exit(1)
+    raise RuntimeError(f"try {tries}")

@@ -94,17 +94,20 @@ def test_a_failing_sample_is_zero_and_counted_or_ends_the_stage(response: str, c
 
 
 def test_the_child_is_started_at_the_first_use_kept_and_ended() -> None:
-    rewards = RewardFunctions([function("with_pid")])
-    assert rewards._child is None
+    rewards = RewardFunctions([function("with_pid")], num_processes=1)
+    assert processes(rewards) == []
     first = rewards.score([sample("a")] * 3).details["with_pid/pid"]
     second = rewards.score([sample("b")]).details["with_pid/pid"]
     assert len({*first, *second}) == 1
-    assert rewards._child is not None
-    process = rewards._child._process
+    (process,) = processes(rewards)
     rewards.close()
     assert process.returncode is not None
     assert rewards.score([sample("c")]).details["with_pid/pid"] != first[0]
     rewards.close()
+
+
+def processes(rewards: RewardFunctions) -> list[subprocess.Popen[bytes]]:
+    return [scorer._child._process for scorer in rewards._pool._scorers if scorer._child is not None]
 
 
 def test_an_answer_that_is_no_json_is_named() -> None:
@@ -182,8 +185,8 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
         "from tests.workers.test_rewards import *\n"
         "rewards = RewardFunctions([function('misbehaving', timeout_s=500.0)])\n"
         "threading.Thread(target=rewards.score, args=([sample('hang')],), daemon=True).start()\n"
-        "while rewards._child is None: time.sleep(0.05)\n"
-        "print(rewards._child._process.pid, flush=True)\n"
+        "while not processes(rewards): time.sleep(0.05)\n"
+        "print(processes(rewards)[0].pid, flush=True)\n"
         "time.sleep(500)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,141 @@
+"""How the reward process calls functions: one sample at a time, lists at once, or coroutines side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from workers.reward_paths import FunctionPathError, resolve
+
+SCORE = "score"
+"""Part of a function's result that is rewarded; a function that returns a number returns this part."""
+
+Reply = dict[str, Any]
+Send = Callable[[Reply], None]
+Sample = Sequence[Any]
+"""prompt, response, answer."""
+
+
+def parts_of(result: object) -> dict[str, float]:
+    """A function's result as named finite numbers; raises TypeError or ValueError for anything else."""
+    parts = result if isinstance(result, Mapping) else {SCORE: result}
+    if SCORE not in parts:
+        raise ValueError(f"returned a dict without {SCORE!r}: {', '.join(map(str, parts)) or 'empty'}")
+    return {str(name): _finite(name, value) for name, value in parts.items()}
+
+
+def _finite(name: object, value: object) -> float:
+    # numpy and torch scalars are numbers to their users: both have `item`.
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, not a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, not a finite number")
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedFunction:
+    """A function with its options. batched: it takes lists of prompts, responses and answers."""
+
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    batched: bool
+
+    @property
+    def is_coroutine(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+@dataclass(kw_only=True)
+class Functions:
+    """The loaded functions; answers requests, a reply for each sample (`workers.reward_process`)."""
+
+    send: Send
+    _loaded: list[LoadedFunction] = field(default_factory=list)
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def answer(self, request: Mapping[str, Any]) -> None:
+        if "load" in request:
+            self.send(self._load(request["load"]))
+            return
+        loaded, samples = self._loaded[request["call"]], request["samples"]
+        if loaded.is_coroutine:
+            # One loop for the life of the process: what a module keeps between calls stays usable.
+            self._runner.run(_side_by_side(loaded, samples, self.send, request["timeout_s"], request["concurrency"]))
+        elif loaded.batched:
+            _at_once(loaded, samples, self.send)
+        else:
+            for number, sample in enumerate(samples):
+                self.send({"sample": number, **_one(loaded, sample)})
+
+    def _load(self, functions: list[dict[str, Any]]) -> Reply:
+        for index, function in enumerate(functions):
+            try:
+                found = resolve(function["path"], function["options"])
+            except FunctionPathError as error:
+                return {"loaded": str(error), "function": index}
+            loaded = LoadedFunction(function=found, options=function["options"], batched=function["batched"])
+            if loaded.batched and loaded.is_coroutine:
+                return {"loaded": "is a coroutine function, called sample by sample; remove batch_size or the async",
+                        "function": index}  # fmt: skip
+            self._loaded.append(loaded)
+        return {"loaded": None, "coroutines": [loaded.is_coroutine for loaded in self._loaded]}
+
+
+def _one(loaded: LoadedFunction, sample: Sample) -> Reply:
+    try:
+        return {"parts": parts_of(loaded.function(*sample, **loaded.options))}
+    # Whatever a user's function raises (SystemExit too) is the answer, with its traceback.
+    except BaseException as error:  # noqa: BLE001
+        return _error(error)
+
+
+def _at_once(loaded: LoadedFunction, samples: Sequence[Sample], send: Send) -> None:
+    """One call for all. `of_all`: the error is the call's, and nobody knows whose fault it is."""
+    try:
+        results = list(loaded.function(*(list(column) for column in zip(*samples, strict=True)), **loaded.options))
+        if len(results) != len(samples):
+            raise ValueError(f"returned {len(results)} results for {len(samples)} samples")
+    except BaseException as error:  # noqa: BLE001
+        for number in range(len(samples)):
+            send({"sample": number, "of_all": True, **_error(error)})
+        return
+    for number, result in enumerate(results):
+        try:
+            send({"sample": number, "parts": parts_of(result)})
+        except (TypeError, ValueError, OverflowError) as error:
+            send({"sample": number, **_error(error)})
+
+
+async def _side_by_side(
+    loaded: LoadedFunction, samples: Sequence[Sample], send: Send, timeout_s: float, concurrency: int
+) -> None:
+    """At most `concurrency` samples in flight; each has its own time limit, from its own start."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(number: int, sample: Sample) -> None:
+        async with places:
+            send({"sample": number, "started": True})
+            send({"sample": number, **await _limited(loaded, sample, timeout_s)})
+
+    await asyncio.gather(*(one(number, sample) for number, sample in enumerate(samples)))
+
+
+async def _limited(loaded: LoadedFunction, sample: Sample, timeout_s: float) -> Reply:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return {"parts": parts_of(await loaded.function(*sample, **loaded.options))}
+    except BaseException as error:  # noqa: BLE001
+        return {"error": f"no result within {timeout_s:g} s"} if limit.expired() else _error(error)
+
+
+def _error(error: BaseException) -> Reply:
+    return {"error": " ".join(f"{type(error).__name__}: {error}".split()), "traceback": traceback.format_exc()}
