@@ -38,13 +38,11 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
-        run_ranks(job_of(options, folder), options.ranks)
-        results = json.loads((Path(folder) / "results.json").read_text())
-    rows = with_ratios(results["rows"])
-    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {results['device']}, {versions()}")
+    results = [measure(options, int(size)) for size in options.tp.split(",")]
+    rows = with_ratios([row for result in results for row in result["rows"]])
+    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {results[0]['device']}, {versions()}")
     print(table(rows))
-    Path(options.output).write_text(json.dumps({**results, "rows": rows, "options": vars(options)}, indent=1))
+    Path(options.output).write_text(json.dumps({**results[0], "rows": rows, "options": vars(options)}, indent=1))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,11 +61,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def job_of(options: argparse.Namespace, folder: str) -> dict[str, Any]:
+def measure(options: argparse.Namespace, tp_size: int) -> dict[str, Any]:
+    """All ways at one generation TP size, on ranks of its own: an engine leaves its process as it likes."""
+    with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
+        run_ranks(job_of(options, tp_size, folder), options.ranks)
+        results: dict[str, Any] = json.loads((Path(folder) / "results.json").read_text())
+    return results
+
+
+def job_of(options: argparse.Namespace, tp_size: int, folder: str) -> dict[str, Any]:
     """The fields of `benchmarks.reshard_rank.Job`."""
     return {
         "shape": SHAPE_NAMES[options.shape],
-        "tp_sizes": [int(size) for size in options.tp.split(",")],
+        "tp_size": tp_size,
         "num_ranks": options.ranks,
         "device": options.device,
         "engine": options.engine,

@@ -39,10 +39,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every rank is told; tp_sizes are measured one after the other."""
+    """What every rank is told."""
 
     shape: str
-    tp_sizes: tuple[int, ...]
+    tp_size: int
     num_ranks: int
     device: str
     engine: str
@@ -103,7 +103,7 @@ def main() -> None:
         world_size=job.num_ranks,
         device_id=device if device.type == "cuda" else None,
     )
-    rows = [row for tp_size in job.tp_sizes for row in measure_tp(job, tp_size, rank, device)]
+    rows = measure_tp(job, job.tp_size, rank, device)
     if rank == 0:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         (Path(job.folder) / "results.json").write_text(json.dumps({"device": name, "rows": rows}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,15 +20,20 @@ from storage.run_directory import RunDirectory
 
 
 def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -> dict[str, Any]:
-    """All stages' metrics, the time of each stage (s) and tokens/s (prompt and response tokens of
-    the batch over the iteration's time, as in the paper's section 8)."""
+    """All stages' metrics, the time of each stage (s), its peak memory on each rank (GiB) and tokens/s.
+
+    tokens/s: prompt and response tokens of the batch over the iteration's time, as in the paper's section 8.
+    ended_at: seconds since 1970.
+    """
     metrics: dict[str, Any] = {}
     for stage, outcome in outcomes.items():
         metrics.update(outcome.metrics)
         if not outcome.from_store:
             metrics[f"time/{stage}"] = outcome.seconds
+        metrics |= {f"memory_gib/{stage}/rank{rank}": gib for rank, gib in outcome.peak_gib.items()}
     metrics.pop("seconds", None)
     metrics["time/iteration"] = seconds
+    metrics["ended_at"] = time.time()
     metrics["stages_from_store"] = sum(outcome.from_store for outcome in outcomes.values())
     if metrics.get("tokens_total"):
         metrics["tokens_per_second"] = metrics["tokens_total"] / seconds

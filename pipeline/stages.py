@@ -67,6 +67,8 @@ class StageOutcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     from_store: bool = False
+    peak_gib: Mapping[int, float] = field(default_factory=dict)
+    """By global rank: most memory held in the stage."""
 
 
 class RolloutsHandle:

@@ -54,6 +54,11 @@ class EngineLink:
     def version(self) -> int:
         return self._actor.version
 
+    @property
+    def started(self) -> bool:
+        """Whether this rank's engine holds weights already (ranks without one: whether they have written any)."""
+        return self._transition is not None or (self.engine is not None and self.engine.version >= 0)
+
     def sync(self) -> dict[str, float]:
         """Bring every engine's weights to the actor's version; nothing moves where all have it.
 

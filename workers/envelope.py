@@ -45,6 +45,10 @@ class RanksLost(RankError):
         super().__init__(message, error_class="lost")
 
 
+class OutOfMemory(Exception):
+    """A device or the host has too little memory; the message has the numbers and the remedy."""
+
+
 class TrainingDiverged(Exception):
     """Too many steps in a row had a non-finite gradient."""
 
@@ -73,13 +77,13 @@ def classify(error: BaseException) -> ErrorClass:
         return "user"
     if isinstance(error, TrainingDiverged):
         return "diverged"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError":
         return "memory"
     return "internal"
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | OutOfMemory):
         return str(error)
     text = f"{type(error).__name__}: {error}"
     return f"{text}; {MEMORY_REMEDY}" if classify(error) == "memory" else text

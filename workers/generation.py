@@ -13,7 +13,9 @@ from pipeline.random import seed_of
 from pipeline.rollouts import Array, Rollouts, offsets_of
 from workers.data_source import Prompt
 from workers.engines.base import GenerateRequest, GenerateResult, SamplingParams
+from workers.memory import give_back
 from workers.rank_context import RankContext
+from workers.residency import FORWARD_PARTS
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest
@@ -33,10 +35,27 @@ def sampling_params(context: RankContext, *, temperature: float | None = None) -
 
 
 def prepare_engines(context: RankContext) -> dict[str, float]:
-    """Engines with the newest weights and their memory (collective); the transition's metrics."""
-    metrics = context.engines.sync()
-    context.engines.wake()
-    return metrics
+    """Engines with the newest weights and their memory (collective); the transition's metrics.
+
+    `transition_seconds`: from the end of what ran before to the moment at which the engines take requests.
+    """
+    started = time.perf_counter()
+    engines = context.engines
+    starting = not engines.started and context.config.rollout.engine == "sglang"
+    if starting:
+        _make_room(context)  # an engine takes a share of what is free when it starts
+    elif context.config.rollout.engine == "torch":
+        context.residency.ensure("actor", parts=FORWARD_PARTS)  # weights are gathered on the device
+    metrics = engines.sync()
+    if not starting:
+        _make_room(context)
+    engines.wake()
+    return metrics if starting else {**metrics, "transition_seconds": time.perf_counter() - started}
+
+
+def _make_room(context: RankContext) -> None:
+    context.residency.release_all()
+    give_back(context.device)
 
 
 def prompts_of_engine(context: RankContext, lengths: Array) -> Array:

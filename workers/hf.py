@@ -36,8 +36,15 @@ GGUF = "gguf:"
 TOKENIZER_ROLES = ("actor", "reward", "critic", "cost")
 
 
-def load_model(config: ModelConfig, kind: Kind, *, seed: int = 0, zero_head: bool = False) -> PreTrainedModel:
-    """The model in float32 on the host, attending over packed sequences, dropout off.
+def load_model(
+    config: ModelConfig,
+    kind: Kind,
+    *,
+    seed: int = 0,
+    zero_head: bool = False,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The model in float32 on the host (from scratch: on `device`), attending over packed sequences, dropout off.
 
     zero_head: the score head starts at zero even where the files have one (a critic that begins as
     another model's backbone). A head that the files lack is always zero: the first values are 0
@@ -46,7 +53,7 @@ def load_model(config: ModelConfig, kind: Kind, *, seed: int = 0, zero_head: boo
     """
     attention.register()
     with quiet():
-        model = _from_scratch(config, kind, seed) if config.init is not None else _from_files(config, kind)
+        model = _from_scratch(config, kind, seed, device) if config.init is not None else _from_files(config, kind)
     if kind == "scalar" and zero_head:
         torch.nn.init.zeros_(score_head(model).weight)
     return model.eval()
@@ -104,7 +111,7 @@ def split_checkpoint(path: str, *, parent: str) -> tuple[RunDirectory, str | Non
     return RunDirectory.resolve(name, parent), None
 
 
-def _from_scratch(config: ModelConfig, kind: Kind, seed: int) -> PreTrainedModel:
+def _from_scratch(config: ModelConfig, kind: Kind, seed: int, device: torch.device | str) -> PreTrainedModel:
     assert config.init is not None
     settings = dict(config.init)
     model_type = settings.pop("model_type", None)
@@ -112,7 +119,8 @@ def _from_scratch(config: ModelConfig, kind: Kind, seed: int) -> PreTrainedModel
         raise UserError("`init` names no model_type (llama, qwen2, ...); add it")
     if kind == "scalar":
         settings["num_labels"] = 1
-    with torch.random.fork_rng(devices=[]):
+    devices = [device] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
         model = empty_model(AutoConfig.for_model(model_type, **settings), kind)
     if kind == "scalar":

@@ -22,7 +22,7 @@ from distributed import get_worker
 from configs.schema import RunConfig
 from pipeline.stages import ColumnsRef, StageKey
 from storage.records import StageManifest
-from workers.envelope import Envelope, enveloped
+from workers.envelope import Envelope, classify, enveloped
 
 if TYPE_CHECKING:
     from workers.data_plane import DataPlane
@@ -74,6 +74,8 @@ class RankReply:
     num_rows: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    peak_gib: float | None = None
+    """Most memory that the rank held in the stage."""
 
 
 class RankActor:
@@ -120,17 +122,37 @@ class RankActor:
         started = time.perf_counter()
         self._busy = (request.key.name, time.time())
         try:
-            output = self.method(request.role, request.method)(context, request)
+            output, peak_gib = self._measured(context, request)
             self._publish(request, output)
         finally:
             self._busy = None
         return RankReply(
+            peak_gib=peak_gib,
             holder=context.plane.address if output.columns is not None else None,
             columns=output.columns.columns if output.columns is not None else (),
             num_rows=output.num_rows,
             metrics=output.metrics,
             seconds=time.perf_counter() - started,
         )
+
+    def _measured(self, context: RankContext, request: StageRequest) -> tuple[StageOutput, float | None]:
+        """The stage's output and its peak memory in GiB. Raises OutOfMemory with the remedy."""
+        from workers.memory import PeakMemory, out_of_memory
+
+        with PeakMemory(context.device) as peak:
+            try:
+                output = self.method(request.role, request.method)(context, request)
+            except (MemoryError, RuntimeError) as error:
+                if classify(error) != "memory":
+                    raise
+                raise out_of_memory(
+                    error,
+                    role=request.role,
+                    method=request.method,
+                    tokens_per_micro_batch=context.config.training.max_tokens_per_micro_batch,
+                    device=context.device,
+                ) from error
+        return output, peak.gib
 
     @enveloped
     def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from storage.checkpoints import CheckpointStore
 from workers.checkpoint_io import read_model
 from workers.hf import CHECKPOINT, Kind, empty_model, load_model, score_head, split_checkpoint
 
+HOST = torch.device("cpu")
 KINDS: dict[str, Kind] = {
     "actor": "causal_lm",
     "reference": "causal_lm",
@@ -39,8 +40,12 @@ def model_config(role: str, config: RunConfig) -> ModelConfig:
     return section
 
 
-def load_role_model(role: str, config: RunConfig) -> PreTrainedModel:
-    """The role's initial model, float32 on the host; the same on every rank."""
+def load_role_model(role: str, config: RunConfig, *, device: torch.device = HOST) -> PreTrainedModel:
+    """The role's initial model, float32; the same on every rank.
+
+    On the host, but for one from scratch, which is drawn on `device`: a CPU takes minutes for billions of
+    random numbers.
+    """
     origin = source_role(role, config)
     section, kind = model_config(origin, config), KINDS[role]
     borrowed_backbone = kind == "scalar" and origin != role
@@ -49,7 +54,8 @@ def load_role_model(role: str, config: RunConfig) -> PreTrainedModel:
         if borrowed_backbone:
             torch.nn.init.zeros_(score_head(model).weight)
         return model.eval()
-    return load_model(section, kind, seed=seed_of(config.seed, "init", origin), zero_head=borrowed_backbone)
+    seed = seed_of(config.seed, "init", origin)
+    return load_model(section, kind, seed=seed, zero_head=borrowed_backbone, device=device)
 
 
 def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig) -> PreTrainedModel:

@@ -62,7 +62,8 @@ class Updater:
         """One optimizer step for each mini-batch (this rank's rows of it, possibly none); collective.
 
         Returns metrics that are equal on all ranks: loss and the loss function's metrics as means
-        over the steps that had something to learn from, gradient norm, learning rate, counts.
+        over the steps that had something to learn from, gradient norm, learning rate, counts;
+        packed_tokens: those that the model computed in a step, shared prompts once, over all ranks.
         """
         cuts = [self._cut(batch) for batch in mini_batches]
         counts = self._gather_counts(mini_batches, cuts)
@@ -95,6 +96,9 @@ class Updater:
         loss = (output.loss * weights).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         self._add_metrics(sums, output, loss.detach(), batch, weights, totals)
+        if len(micro.rows):
+            computed = torch.tensor(float(packed.token_ids.numel()), device=self.device)
+            sums["packed_tokens"] = sums.get("packed_tokens", 0.0) + computed
 
     def _outputs(self, packed: PackedBatch, batch: Rollouts) -> ModelOutputs:
         if not isinstance(self.model, PackedCausalLM):

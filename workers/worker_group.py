@@ -255,7 +255,7 @@ class WorkerGroup:
         calls = [r.actor.run_stage(q) for r, q in zip(ranks, requests, strict=True)]
         timeout_s = self.ranks.config.cluster.call_timeout_s
         replies: list[RankReply] = await self.ranks._answers(calls, ranks, timeout_s, spec.key.name)
-        return _outcome(replies)
+        return _outcome(replies, [rank.global_rank for rank in ranks])
 
     async def manifest(self, spec: StageSpec) -> Any:
         """The manifest of the columns that the pool's first rank has written."""
@@ -263,7 +263,7 @@ class WorkerGroup:
         return (await first.actor.manifest(spec.key)).unwrap(spec.key.name)
 
 
-def _outcome(replies: Sequence[RankReply]) -> StageOutcome:
+def _outcome(replies: Sequence[RankReply], global_ranks: Sequence[int]) -> StageOutcome:
     """One outcome of all ranks' replies; the first rank that has a metric says it."""
     metrics: dict[str, float] = {}
     for reply in reversed(replies):
@@ -275,6 +275,7 @@ def _outcome(replies: Sequence[RankReply]) -> StageOutcome:
         columns=columns,
         metrics=metrics,
         seconds=max(reply.seconds for reply in replies),
+        peak_gib={g: r.peak_gib for g, r in zip(global_ranks, replies, strict=True) if r.peak_gib is not None},
     )
 
 

@@ -7,23 +7,21 @@ gathered there, with nothing in between; all else goes through the bucket (`stag
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import numel, slices
-from pipeline.reshard.plan import Gather, ReshardPlan, Scope
+from pipeline.reshard.boxes import slices
+from pipeline.reshard.plan import ReshardPlan, Scope
 from workers.optimizer import local
-from workers.reshard.bucket import MIB, Bucket, cast_all_into, cast_into
+from workers.reshard.bucket import MIB, Bucket, cast_into
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.schedule import column_stages, exchange_stages, flat_stages
 from workers.reshard.stages import Ends, Stage, run_stages
+from workers.reshard.views import OwnTargets, RowLaunch, own_targets, row_launches
 from workers.reshard.wire import Pending, Wire
-
-GATHER_BATCH_BYTES = 256 * MIB
-"""Engine bytes that one launch gathers, while the next ones are being cast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +64,9 @@ class Resharder:
         self._groups = groups
         self._itemsize = dtype.itemsize
         self._staged = {scope: self._stages(scope) for scope in ("world", "micro_dp")}
+        self._viewed: Mapping[str, Tensor] | None = None
+        self._launches: tuple[RowLaunch, ...] = ()
+        self._own = OwnTargets(parameters=(), targets=())
 
     def run(self, parameters: Mapping[str, Tensor], engine: Mapping[str, Tensor]) -> ReshardReport:
         """Write the engine's parameters (collective over the layout's ranks).
@@ -76,6 +77,7 @@ class Resharder:
         started = time.perf_counter()
         self.bucket.peak_bytes = 0
         with torch.no_grad():
+            self._view(engine)
             shards = {name: local(parameter) for name, parameter in parameters.items()}
             ends = Ends(shards=shards, engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
             self._execute(ends)
@@ -98,35 +100,39 @@ class Resharder:
         for pending in gathers:
             pending.wait()
 
+    def _view(self, engine: Mapping[str, Tensor]) -> None:
+        """Make the views of the engine's parameters, at the first run only: their memory never moves."""
+        if engine is self._viewed:
+            return
+        rows = [gather for gather in self.plan.gathers if gather.dim == 0]
+        flat = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
+        if self._size("micro_dp") > 1:
+            group = self.plan.group(self.rank, "micro_dp")
+            self._launches = row_launches(
+                rows, engine, place=group.index(self.rank), size=len(group), itemsize=self._itemsize
+            )
+            self._own = own_targets(flat, engine)
+        else:
+            self._own = own_targets([*self.plan.gathers, *flat], engine)
+        self._viewed = engine
+
     def _copy_own(self, ends: Ends) -> None:
         """What stays on this rank."""
-        for gather in self._alone():
-            cast_into(ends.target(gather.destination, gather.target), ends.shards[gather.parameter], self.bucket)
+        for name, target in zip(self._own.parameters, self._own.targets, strict=True):
+            cast_into(target, ends.shards[name], self.bucket)
         copies = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
         for copy in copies:
             shard = ends.shards[copy.parameter][slices(copy.source)]
             cast_into(ends.target(copy.destination, copy.target), shard, self.bucket)
-        flat = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
-        targets = [ends.target(gather.destination, gather.target) for gather in flat]
-        cast_all_into(targets, [ends.shards[gather.parameter] for gather in flat], self.bucket)
 
     def _gather_rows(self, ends: Ends) -> list[Pending]:
-        """Cast into this rank's rows, gather the others' around them; batch by batch, none waited for."""
-        if self._size("micro_dp") == 1:
-            return []
+        """Cast into this rank's rows, gather the others' around them; launch by launch, none waited for."""
         pending: list[Pending] = []
-        group = self.plan.group(self.rank, "micro_dp")
-        for batch in _batches([g for g in self.plan.gathers if g.dim == 0], self._itemsize):
-            regions = [ends.target(gather.destination, gather.target) for gather in batch]
-            for gather, region in zip(batch, regions, strict=True):
-                own = region.chunk(len(group))[group.index(self.rank)]
-                cast_into(own, ends.shards[gather.parameter], self.bucket)
-            pending += ends.wire.gather_in_place(regions, self._groups.of("micro_dp"))
+        for launch in self._launches:
+            for name, own in zip(launch.parameters, launch.own, strict=True):
+                cast_into(own, ends.shards[name], self.bucket)
+            pending += ends.wire.gather_slots(launch.regions, launch.slots, self._groups.of("micro_dp"))
         return pending
-
-    def _alone(self) -> Sequence[Gather]:
-        """Gathers over a group of one."""
-        return self.plan.gathers if self._size("micro_dp") == 1 else ()
 
     def _stages(self, scope: Scope) -> list[Stage]:
         """What goes through the bucket in this scope's group."""
@@ -162,16 +168,3 @@ class Resharder:
         if scope == "micro_dp" and not self.plan.layout.is_colocated:
             return 1  # no micro-DP group: such a plan has exchanges only
         return len(self.plan.group(self.rank, scope))
-
-
-def _batches(gathers: Sequence[Gather], itemsize: int) -> Iterator[list[Gather]]:
-    batch: list[Gather] = []
-    nbytes = 0
-    for gather in gathers:
-        batch.append(gather)
-        nbytes += numel(gather.target) * itemsize
-        if nbytes >= GATHER_BATCH_BYTES:
-            yield batch
-            batch, nbytes = [], 0
-    if batch:
-        yield batch

@@ -37,7 +37,10 @@ class Wire:
         """
         size, place = dist.get_world_size(group), dist.get_rank(group)
         regions = [as_bytes(output) for output in outputs]
-        slots = [region.view(size, -1)[place] for region in regions]
+        return self.gather_slots(regions, [region.view(size, -1)[place] for region in regions], group)
+
+    def gather_slots(self, regions: Sequence[Tensor], slots: Sequence[Tensor], group: Group) -> list[Pending]:
+        """The same for regions and this rank's parts of them that are views of bytes already."""
         coalesced = regions[0].is_cuda  # one launch on NCCL; gloo would copy all through a temporary
         self.num_collectives += 1 if coalesced else len(regions)
         self.received_bytes += sum(region.nbytes - slot.nbytes for region, slot in zip(regions, slots, strict=True))

@@ -1,0 +1,225 @@
+"""Whole GRPO iterations through the real flow (Prefect, Dask, Zarr): times, tokens/s, MFU, idle GPUs.
+
+    python -m benchmarks.iteration --shape 1.5b --gpus 1 --engine sglang
+    python -m benchmarks.iteration --shape 7b --gpus 4 --engine sglang [--tp 1] [--set KEY=VALUE ...]
+    python -m benchmarks.iteration --shape tiny --gpus 0 --ranks 2 --engine torch
+
+Prompts and responses have a fixed length; weights are random, the reward is a coin. The first iterations
+warm up and are not counted. tokens/s: prompt and response tokens of the batch over the iteration's time
+(HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's shared prompt once,
+recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the last stage's end to engines
+that take requests. Idle: see `benchmarks.gpu_monitor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.gpu_monitor import GpuMonitor
+from benchmarks.reshard import SHAPE_NAMES, versions
+from pipeline.reshard.geometry import ModelGeometry
+from pipeline.reshard.shapes import SHAPES, parameter_shapes
+from storage.metrics import read_metrics
+from storage.run_directory import RunDirectory
+
+PEAK_FLOPS = 989e12
+"""bf16, dense, of an H100 SXM (an H200 has the same)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
+        config = write_inputs(options, Path(folder))
+        with GpuMonitor(num_gpus=options.gpus) as monitor:
+            run(config, Path(folder), options)
+        (directory,) = RunDirectory.runs(Path(folder) / "runs")
+        rows = read_metrics(directory.metrics)[options.warm_up :]
+    result = summary(rows, options, monitor)
+    print(report(result, options))
+    if options.output:
+        Path(options.output).write_text(json.dumps({**result, "options": vars(options)}, indent=1))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.iteration", description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPE_NAMES, default="tiny")
+    parser.add_argument("--gpus", type=int, default=0, help="0: on the CPU")
+    parser.add_argument("--ranks", type=int, default=None, help="default: one a GPU")
+    parser.add_argument("--engine", choices=("sglang", "torch"), default="sglang")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=512)
+    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
+    parser.add_argument("--reference", action="store_true", help="with a reference model and a KL term")
+    parser.add_argument("--warm-up", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--output", default=None)
+    return parser.parse_args(arguments)
+
+
+def write_inputs(options: argparse.Namespace, folder: Path) -> Path:
+    """Tokenizer, prompts and configuration; returns the configuration's path."""
+    geometry = SHAPES[SHAPE_NAMES[options.shape]]
+    write_tokenizer(folder / "tokenizer", geometry.vocab_size)
+    write_prompts(folder / "prompts.jsonl", options, geometry.vocab_size)
+    path = folder / "iteration.yaml"
+    path.write_text(yaml.safe_dump(configuration(options, geometry, folder)))
+    return path
+
+
+def configuration(options: argparse.Namespace, geometry: ModelGeometry, folder: Path) -> dict[str, Any]:
+    positions = options.prompt_tokens + options.new_tokens
+    return {
+        "name": "iteration",
+        "algorithm": "grpo",
+        "tokenizer": str(folder / "tokenizer"),
+        "actor": {
+            "init": {**model_arguments(geometry), "max_position_embeddings": max(positions, 64)},
+            "fsdp": {"gradient_checkpointing": True},
+        },
+        "data": {
+            "train": {"path": str(folder / "prompts.jsonl")},
+            "batch_size": options.prompts,
+            "max_prompt_tokens": options.prompt_tokens,
+        },
+        "rollout": {
+            "engine": options.engine,
+            "tensor_parallel_size": options.tp,
+            "num_samples": options.samples,
+            "max_new_tokens": options.new_tokens,
+            "stop_token_ids": [],
+        },
+        "rewards": {"functions": [{"path": "benchmarks.parity_reward:parity"}]},
+        "kl": {"placement": "loss", "estimator": "k3", "coef": 0.001} if options.reference else {"placement": "none"},
+        "training": {
+            "num_iterations": options.warm_up + options.iterations,
+            "max_tokens_per_micro_batch": options.micro_batch_tokens,
+        },
+        "checkpoint": {"every": 1000000},
+        "resources": {"num_ranks": options.ranks or options.gpus or 1, "device": "cuda" if options.gpus else "cpu"},
+    }
+
+
+def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
+    """Of `AutoConfig.for_model`."""
+    return {
+        "model_type": geometry.family,
+        "vocab_size": geometry.vocab_size,
+        "hidden_size": geometry.hidden_size,
+        "intermediate_size": geometry.intermediate_size,
+        "num_hidden_layers": geometry.num_layers,
+        "num_attention_heads": geometry.num_heads,
+        "num_key_value_heads": geometry.num_kv_heads,
+        "tie_word_embeddings": geometry.tied,
+    }
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """One word for each id: `<unk> <eos> <pad> w3 w4 ...`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<unk>", "<eos>", "<pad>", *(f"w{index}" for index in range(3, vocab_size))]
+    words = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+
+
+def write_prompts(path: Path, options: argparse.Namespace, vocab_size: int) -> None:
+    draw = random.Random(0)
+    number = options.prompts * (options.warm_up + options.iterations)
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(number):
+            words = [f"w{draw.randrange(3, vocab_size)}" for _ in range(options.prompt_tokens)]
+            file.write(json.dumps({"prompt": " ".join(words)}) + "\n")
+
+
+def run(config: Path, folder: Path, options: argparse.Namespace) -> None:
+    """`hybridflow run`, with its output shown. Raises CalledProcessError when it fails, after the end of its logs."""
+    overrides = [word for value in options.set for word in ("--set", value)]
+    command = [sys.executable, "-m", "flows.cli", "run", str(config), "--output", str(folder / "runs"), *overrides]
+    try:
+        subprocess.run(command, check=True)
+    except subprocess.CalledProcessError:
+        for log in sorted((folder / "runs").rglob("*.log")):
+            print(f"---- {log.name}", *log.read_text().splitlines()[-40:], sep="\n", file=sys.stderr)
+        raise
+
+
+def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: GpuMonitor) -> dict[str, Any]:
+    """Medians over the measured iterations."""
+    median = {name: statistics.median([row[name] for row in rows]) for name in numbers(rows)}
+    seconds = median["time/iteration"]
+    update = median["time/actor.update_actor"]
+    parameters = sum(prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
+    flops = 6 * parameters * median["actor/packed_tokens"] * median["actor/steps"]
+    return {
+        "iteration_s": seconds,
+        "stages_s": {name.removeprefix("time/"): median[name] for name in median if name.startswith("time/")},
+        "transition_s": median.get("transition_seconds"),
+        "transition_share": median["transition_seconds"] / seconds if "transition_seconds" in median else None,
+        "reshard_s": median.get("reshard_seconds"),
+        "batch_tokens": median["tokens_total"],
+        "tokens_per_s": median["tokens_total"] / seconds,
+        "computed_tokens": median["actor/packed_tokens"] * median["actor/steps"],
+        "parameters": parameters,
+        "mfu": flops / update / PEAK_FLOPS / options.gpus if options.gpus else None,
+        "idle": monitor.idle([(row["ended_at"] - row["time/iteration"], row["ended_at"]) for row in rows]),
+        "peak_gib": {name.removeprefix("memory_gib/"): median[name] for name in median if name.startswith("memory_")},
+        "rollout_gap_mean": median.get("rollout_gap_mean"),
+        "rollout_gap_max": median.get("rollout_gap_max"),
+    }
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[str]:
+    """Metrics that every row has as a number."""
+    return [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
+
+
+def prod(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def report(result: dict[str, Any], options: argparse.Namespace) -> str:
+    device = f"{options.gpus} GPU" if options.gpus else "CPU"
+    lines = [
+        f"{SHAPE_NAMES[options.shape]} on {device}, {versions()}; {options.prompts} prompts x {options.samples} "
+        f"samples, {options.prompt_tokens} + {options.new_tokens} tokens {' '.join(options.set)}",
+        f"iteration {result['iteration_s']:.2f} s, {result['tokens_per_s']:,.0f} tokens/s",
+    ]
+    lines += [
+        f"  {name:32s} {seconds:8.3f} s  {seconds / result['iteration_s']:6.1%}"
+        for name, seconds in result["stages_s"].items()
+        if name != "iteration"
+    ]
+    if result["transition_s"] is not None:
+        payload = f" (weights {result['reshard_s']:.4f} s)" if result["reshard_s"] is not None else ""
+        lines.append(f"  transition {result['transition_s']:.4f} s{payload}, {result['transition_share']:.2%}")
+    if result["mfu"] is not None:
+        lines.append(f"  MFU of the update {result['mfu']:.1%} ({result['computed_tokens']:,.0f} tokens computed)")
+    lines += [f"  idle {', '.join(f'{share:.0%}' for share in result['idle'])}"] if result["idle"] else []
+    lines += [f"  peak {name} {gib:.1f} GiB" for name, gib in result["peak_gib"].items()]
+    if result["rollout_gap_mean"] is not None:
+        lines.append(f"  rollout gap mean {result['rollout_gap_mean']:.2e}, max {result['rollout_gap_max']:.2e}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
