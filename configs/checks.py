@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.errors import ConfigError, first_of
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.schema import ModelConfig, RunConfig
 
-ALGORITHMS = ("ppo", "grpo", "sft", "reward_model")
-RL_ALGORITHMS = ("ppo", "grpo")
-ESTIMATORS = ("gae", "group")
-POLICY_LOSSES = ("clipped",)
+ALGORITHMS = algorithm_names()
+RL_ALGORITHMS = ("ppo", *WITHOUT_CRITIC)
+ESTIMATORS = ("gae", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
+GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
+POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = ("exact_match", "contains", "regex", "length", "reasoning_gym")
 DEFAULT_POOL = "main"
 
@@ -130,21 +132,24 @@ def _rollout(config: RunConfig) -> Iterator[str]:
 
 
 def _advantages(config: RunConfig) -> Iterator[str]:
-    own = {"ppo": "gae", "grpo": "group"}.get(config.algorithm)
-    estimator = config.advantage.estimator or own
-    if estimator == "group" and config.rollout.num_samples < 2:
+    advantage, num_samples = config.advantage, config.rollout.num_samples
+    estimator = advantage.estimator or own_estimator(config.algorithm)
+    if estimator in GROUP_ESTIMATORS and num_samples < 2:
         yield (
-            f"rollout.num_samples: {config.rollout.num_samples}, but {config.algorithm} compares the samples "
+            f"rollout.num_samples: {num_samples}, but the estimator {estimator} compares the samples "
             "of a prompt; set it to 2 or more"
         )
-    if config.algorithm == "grpo" and estimator == "gae":
-        yield "advantage.estimator: gae needs a critic, which grpo has not; set it to null or use ppo"
+    elif advantage.filter_groups and num_samples < 2:
+        yield (
+            f"advantage.filter_groups: true, but with rollout.num_samples {num_samples} no group has any variance; "
+            "set it to false, or take 2 or more samples"
+        )
+    if config.algorithm in WITHOUT_CRITIC and estimator == "gae":
+        yield f"advantage.estimator: gae needs a critic, which {config.algorithm} has not; set it to null or use ppo"
 
 
 def _loss(config: RunConfig) -> Iterator[str]:
     loss = config.loss
-    if loss.aggregation == "fixed_length" and loss.fixed_length is None:
-        yield "loss.fixed_length: not set, but loss.aggregation is fixed_length; set the length to divide by"
     if loss.aggregation != "fixed_length" and loss.fixed_length is not None:
         yield (
             f"loss.fixed_length: {loss.fixed_length} has no effect with loss.aggregation "

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from configs.algorithms import with_algorithm_defaults
 
 Role = Literal["actor", "critic", "reference", "reward", "cost"]
 ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost")
@@ -173,22 +175,26 @@ class AdvantageConfig(Section):
     """How rewards become advantages."""
 
     estimator: str | None = None
-    """A registered estimator; null: the algorithm's own (ppo: gae, grpo: group)."""
+    """A registered estimator; null: the algorithm's own."""
     gamma: Fraction = 1.0
     """Discount."""
     lam: Fraction = 0.95
     """GAE's lambda."""
     whiten: bool = True
-    """gae: subtract the batch's mean and divide by its standard deviation over response tokens."""
+    """gae and the reinforce_pp ones: subtract the batch's mean and divide by its standard deviation over response tokens."""
     normalize_by_std: bool = True
     """group: divide by the group's standard deviation."""
+    filter_groups: bool = False
+    """Groups whose rewards are all equal leave the loss and its normaliser; their rows are counted."""
+    mask_truncated: bool = False
+    """Responses cut at `rollout.max_new_tokens` leave the loss and its normaliser; counted. They stay in their group's baseline."""
 
 
 class LossConfig(Section):
     """The policy and value losses."""
 
     policy: str | None = None
-    """A registered policy loss; null: the algorithm's own (ppo and grpo: clipped ratio)."""
+    """A registered policy loss; null: the algorithm's own."""
     clip_low: NonNegativeFloat = 0.2
     """Ratio clip below 1."""
     clip_high: NonNegativeFloat = 0.2
@@ -204,7 +210,7 @@ class LossConfig(Section):
     )
     """How token losses become one number; never depends on micro-batches or ranks."""
     fixed_length: PositiveInt | None = None
-    """fixed_length: each sequence's sum is divided by this."""
+    """fixed_length: each sequence's sum is divided by this; null: `rollout.max_new_tokens`."""
 
 
 class KlConfig(Section):
@@ -347,7 +353,7 @@ class RunConfig(Section):
     name: str = "run"
     """Names the run directory and the Prefect flow run."""
     algorithm: str = "ppo"
-    """A registered algorithm (ppo, grpo, sft, reward_model) or an import path `module:function`."""
+    """A registered algorithm (docs/algorithms.md), whose defaults in `configs/algorithms.py` go before those of this page, or an import path `module:function`."""
     plugins: tuple[str, ...] = ()
     """Modules (`package.module` or `path/to/file.py`) that are imported on the controller and on every rank, to register algorithms, estimators, losses, calls and stage methods; the file of an algorithm named by import path is imported in any case."""
     seed: int = 0
@@ -399,3 +405,26 @@ class RunConfig(Section):
         if not name or "/" in name or name.startswith("."):
             raise ValueError("must be usable as a folder name")
         return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algorithm_defaults(cls, tree: Any) -> Any:
+        """Lays the algorithm's defaults beneath what is given."""
+        if not isinstance(tree, dict):
+            return tree
+        given = {
+            key: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+            for key, value in tree.items()
+        }
+        return _with_fixed_length(with_algorithm_defaults(given))
+
+
+def _with_fixed_length(tree: dict[str, Any]) -> dict[str, Any]:
+    """`loss.fixed_length` as a number where the aggregation divides by it."""
+    loss, rollout = tree.get("loss"), tree.get("rollout", {})
+    if not isinstance(loss, dict) or not isinstance(rollout, dict):
+        return tree
+    if loss.get("aggregation") != "fixed_length" or loss.get("fixed_length") is not None:
+        return tree
+    length = rollout.get("max_new_tokens", RolloutConfig.model_fields["max_new_tokens"].default)
+    return {**tree, "loss": {**loss, "fixed_length": length}}

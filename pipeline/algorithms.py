@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from configs.algorithms import WITHOUT_CRITIC
 from pipeline.models import Models, gather
 from pipeline.registry import Registry
 from pipeline.stages import Prompts, RolloutsHandle
@@ -46,16 +47,22 @@ async def ppo(models: Models, prompts: Prompts) -> RolloutsHandle:
     return rollouts
 
 
-@ALGORITHMS.register("grpo")
-async def grpo(models: Models, prompts: Prompts) -> RolloutsHandle:
-    """GRPO (Shao et al. 2024, arXiv 2402.03300): the group's mean reward is the baseline; no critic."""
+async def without_critic(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """The algorithms whose baseline is the samples' own: estimator, loss and normaliser are configuration.
+
+    `configs.algorithms` says what each name sets, and where it comes from.
+    """
     rollouts = await models.actor.generate_sequences(prompts)
     await gather(models.actor.compute_log_prob(rollouts),
                  models.reference.compute_log_prob(rollouts),
                  models.reward.compute_reward(rollouts))  # fmt: skip
-    await models.compute_advantages(rollouts, estimator="group")
-    await models.actor.update_actor(rollouts, loss="clipped")
+    await models.compute_advantages(rollouts)
+    await models.actor.update_actor(rollouts)
     return rollouts
+
+
+for _name in WITHOUT_CRITIC:
+    ALGORITHMS.register(_name)(without_critic)
 
 
 @ALGORITHMS.register("sft")

@@ -52,7 +52,10 @@ LOADED = (
     "text",
 )
 SEQUENCES = ("token_ids", "response_mask", "group", "prompt_length")
-POLICY_INPUTS = (*SEQUENCES, "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?", "reward_dropped?")
+POLICY_INPUTS = (
+    *SEQUENCES,
+    "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?", "loss_mask?", "reward_dropped?",
+)  # fmt: skip
 
 CALLS: dict[str, ModelCall] = {
     call.site: call
@@ -71,11 +74,11 @@ CALLS: dict[str, ModelCall] = {
                   reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("reward", "reward_dropped")),
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
                   reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
-                         "reward_dropped?"),
-                  writes=("token_rewards", "advantages", "returns")),
+                         "finish_reason?", "reward_dropped?"),
+                  writes=("token_rewards", "advantages", "returns", "loss_mask")),
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
-                  reads=(*SEQUENCES, "values", "returns", "reward_dropped?")),
+                  reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?")),
         ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from configs.algorithms import own_estimator, own_policy_loss
+from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.calls import CALLS
 from pipeline.stages import Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
@@ -53,11 +55,13 @@ class Models:
         target.add(await self._execute(spec))
         return target
 
-    async def compute_advantages(self, rollouts: RolloutsHandle, *, estimator: str) -> RolloutsHandle:
-        """Numeric, no forward pass (Table 4); runs on one rank of the actor's pool, beside the columns."""
-        return await self.call(
-            "actor.compute_advantages", rollouts, estimator=self.config.advantage.estimator or estimator
-        )
+    async def compute_advantages(self, rollouts: RolloutsHandle, *, estimator: str | None = None) -> RolloutsHandle:
+        """Numeric, no forward pass (Table 4); runs on one rank of the actor's pool, beside the columns.
+
+        estimator: None: that of the configuration, which goes before it anyway, or of the algorithm's entry.
+        """
+        chosen = self.config.advantage.estimator or estimator or own_estimator(self.config.algorithm)
+        return await self.call("actor.compute_advantages", rollouts, estimator=chosen)
 
 
 class _Role:
@@ -85,9 +89,16 @@ class Actor(_Role):
             return _ready(rollouts)
         return self._models.call("actor.compute_log_prob", rollouts)
 
-    def update_actor(self, rollouts: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:
-        """Forward, backward and optimizer steps over the rollouts."""
-        return self._models.call("actor.update_actor", rollouts, loss=self._models.config.loss.policy or loss)
+    def update_actor(self, rollouts: RolloutsHandle, *, loss: str | None = None) -> Awaitable[RolloutsHandle]:
+        """Forward, backward and optimizer steps over the rollouts.
+
+        loss: None: that of the configuration, which goes before it anyway, or of the algorithm's entry.
+        """
+        config = self._models.config
+        chosen = config.loss.policy or loss or own_policy_loss(config.algorithm)
+        if chosen is None:
+            raise UserError(f"algorithm {config.algorithm!r} names no policy loss; set loss.policy, as in clipped")
+        return self._models.call("actor.update_actor", rollouts, loss=chosen)
 
 
 class Critic(_Role):

@@ -31,6 +31,7 @@ TOKEN_COLUMNS: dict[str, tuple[str, str]] = {
     "token_rewards": ("float32", "reward given at the token, KL penalty included"),
     "advantages": ("float32", "advantage of the token"),
     "returns": ("float32", "target of the critic"),
+    "loss_mask": ("uint8", "response_mask without the sequences that the update leaves out"),
 }
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "prompt_id": ("int64", "row of the data set"),
@@ -159,3 +160,15 @@ def concat(parts: Sequence[Rollouts]) -> Rollouts:
         token_columns={n: np.concatenate([p.token_columns[n] for p in parts]) for n in first.token_columns},
         sample_columns={n: np.concatenate([p.sample_columns[n] for p in parts]) for n in first.sample_columns},
     )
+
+
+def in_loss(rollouts: Rollouts) -> Rollouts:
+    """The rows that the loss counts, `loss_mask` in the place of `response_mask`.
+
+    Without a `loss_mask`, or where it leaves nothing: every row.
+    """
+    if "loss_mask" not in rollouts:
+        return rollouts
+    masked = rollouts.with_columns(token={"response_mask": rollouts["loss_mask"]})
+    counts = np.bincount(sequence_ids(rollouts.offsets)[rollouts["loss_mask"] > 0], minlength=rollouts.num_rows)
+    return masked.select(np.flatnonzero(counts)) if counts.any() else masked

@@ -17,7 +17,7 @@ from pipeline.balance import mini_batches, partition_by_tokens
 from pipeline.cursor import batch_rows
 from pipeline.dropping import kept_rows, with_dropped, without_dropped
 from pipeline.random import seed_of
-from pipeline.rollouts import Array, Rollouts, concat
+from pipeline.rollouts import Array, Rollouts, concat, in_loss
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
 from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine
@@ -244,7 +244,7 @@ def update(context: RankContext, request: StageRequest) -> StageOutput:
     """Mini-batches over the rollouts: forward, backward and optimizer steps. One version further."""
     _check_version(context, request)
     model = context.model(request.role)
-    batch = without_dropped(context.plane.get(request.rollouts, request.reads))
+    batch = in_loss(without_dropped(context.plane.get(request.rollouts, request.reads)))
     seed = seed_of(context.config.seed, "update", request.key.iteration)
     parts = my_mini_batches(context, batch, request, seed)
     metrics = model.update(parts, request.arguments["loss"], seed=seed, kl_coef=request.arguments.get("kl_coef"))

@@ -120,7 +120,8 @@ def test_columns_are_float32_and_the_reward_sits_on_the_last_response_token() ->
     rollouts = _rollouts([[0, 1, 1, 0], [0, 1]], [2.0, -1.0], values=np.zeros(6, dtype=np.float32))
     columns = compute_advantages(rollouts, _config(whiten=False), kl_coef=0.0).token_columns
     assert columns["token_rewards"].tolist() == [0, 0, 2, 0, 0, -1]
-    assert {c.dtype for c in columns.values()} == {np.dtype(np.float32)}
+    assert columns["loss_mask"].tolist() == [0, 1, 1, 0, 0, 1]
+    assert {str(column.dtype) for name, column in columns.items() if name != "loss_mask"} == {"float32"}
 
 
 def test_observations_between_turns_are_stepped_over() -> None:
@@ -211,7 +212,7 @@ def test_the_baseline_counts_a_sample_without_response() -> None:
 def test_the_kl_penalty_counts_in_a_groups_rewards() -> None:
     policy = np.array([0, -1, 0, -1, -1], dtype=np.float32)
     rollouts = _grouped([1.0, 1.0], [0, 0], log_probs=policy, ref_log_probs=policy * 2)
-    config = _config("grpo", 2, kl={"placement": "reward"}, normalize_by_std=False)
+    config = _config("grpo", 2, kl={"placement": "reward", "estimator": "k1"}, normalize_by_std=False)
     result = compute_advantages(rollouts, config, kl_coef=0.5)
     # Rewards after the penalty: 1 - 0.5 * 1 and 1 - 0.5 * 2.
     assert _per_row(rollouts, result) == pytest.approx([0.25, -0.25])
@@ -275,7 +276,8 @@ def test_the_estimator_of_the_configuration_goes_before_the_algorithms() -> None
     config = _config(estimator="test_constant")
     columns = compute_advantages(rollouts, config, kl_coef=0.0, estimator="gae").token_columns
     assert columns["advantages"].tolist() == [0, 7]
-    columns = compute_advantages(rollouts, _config(), kl_coef=0.0, estimator="test_constant").token_columns
+    own = _config("mine:algorithm")
+    columns = compute_advantages(rollouts, own, kl_coef=0.0, estimator="test_constant").token_columns
     assert columns["returns"].tolist() == [0, 8]
     assert {"gae", "group"} <= set(ESTIMATORS.names())
 

@@ -3,6 +3,7 @@
 import pytest
 
 from configs.schema import RunConfig
+from pipeline.algorithms import ALGORITHMS
 from pipeline.trace import calls_per_pool, roles_of, trace
 
 
@@ -26,7 +27,7 @@ def test_ppo_calls_four_models_in_the_papers_three_stages() -> None:
 
 
 def test_every_column_is_written_before_it_is_read() -> None:
-    for algorithm in ("ppo", "grpo", "sft", "reward_model"):
+    for algorithm in ALGORITHMS.names():
         written: set[str] = set()
         for call in trace(_config(algorithm)):
             assert set(call.reads) <= written, call

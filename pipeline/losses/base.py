@@ -1,0 +1,97 @@
+"""What every loss is made of: the model's outputs and a micro-batch in, a number per token out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from configs.schema import RunConfig
+from pipeline.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutputs:
+    """What the trained model computed for a micro-batch, with gradients; None: not asked for.
+
+    log_probs, entropy, values: [T], aligned with the emitted token. scores: [B].
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBatch:
+    """Columns of a micro-batch as tensors on the model's device.
+
+    columns: token columns [T] by name. sequence_ids: int64 [T], the row of each token. weights: [T] from
+    loss_weights for token losses, [B] from row_weights for sequence losses.
+    """
+
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    sequence_ids: Tensor
+    num_rows: int
+    weights: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.columns:
+            raise ValueError(f"the loss needs the column {name!r}; the batch has {', '.join(self.columns)}")
+        return self.columns[name]
+
+    @property
+    def mask(self) -> Tensor:
+        """bool [T], true on tokens that count."""
+        return self["response_mask"].bool()
+
+    def sequence_sums(self, values: Tensor) -> Tensor:
+        """[B], sum of values [T] over each sequence; mask them first."""
+        return values.new_zeros(self.num_rows).index_add(0, self.sequence_ids, values)
+
+    def sequence_means(self, values: Tensor) -> Tensor:
+        """[B], mean of values [T], 0 on masked tokens, over each sequence's unmasked ones; 0 where there is none."""
+        return self.sequence_sums(values) / self.sequence_sums(self.mask.to(values.dtype)).clamp(min=1)
+
+    @property
+    def old_log_probs(self) -> Tensor:
+        """[T]: the actor's before the update, or the engine's where they were not computed anew."""
+        return self["log_probs" if "log_probs" in self.columns else "rollout_log_probs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOutput:
+    """loss: [T] or [B], unweighted, 0 on masked tokens. metrics: same shape, detached.
+
+    Metrics of token losses are averaged over response tokens; those of sequence losses are summed with
+    the row weights (bradley_terry: 0 on rejected rows, so that the sum is the mean over pairs).
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+Loss = Callable[[ModelOutputs, LossBatch, RunConfig], LossOutput]
+LOSSES: Registry[Loss] = Registry("loss")
+register_loss = LOSSES.register
+get_loss = LOSSES.get
+
+
+def masked(column: Tensor, mask: Tensor) -> Tensor:
+    """column where mask, else an exact 0 through which no gradient flows, whatever the column holds."""
+    return torch.where(mask, column, torch.zeros_like(column))
+
+
+def needed(output: Tensor | None, name: str) -> Tensor:
+    """The output; raises ValueError, with its name, where the model did not compute it."""
+    if output is None:
+        raise ValueError(f"the loss needs the model's {name}; this role does not compute them")
+    return output
+
+
+def detached(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The metrics without their graphs."""
+    return {name: metric.detach() for name, metric in metrics.items()}
