@@ -11,7 +11,8 @@ from typing import Literal
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
-from configs.errors import ConfigError, first_of
+from configs.errors import ConfigError, first_of, shown
+from configs.machine_checks import machine_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.schema import ModelConfig, RunConfig
@@ -23,6 +24,7 @@ GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
 POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = ("exact_match", "contains", "regex", "length", "reasoning_gym")
 DEFAULT_POOL = "main"
+MAX_REWARD_NAME = 100
 
 Check = Callable[[RunConfig], Iterator[str]]
 
@@ -92,9 +94,21 @@ def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
         yield (
             f"rewards.functions: empty and reward.path not set, so {config.algorithm} has no reward; set one of them"
         )
-    names = [function.name or function.path.rpartition(":")[2] for function in config.rewards.functions]
+    yield from _reward_names(config, has_model=has_model)
+
+
+def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
+    """Each becomes the column `reward/NAME`; a reward model's score is `reward/model`."""
+    functions = config.rewards.functions
+    names = [f.path.rpartition(":")[2] if f.name is None else f.name for f in functions]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"rewards.functions: {names.count(name)} are named {name!r}; give each its own `name`"
+        yield f"rewards.functions: {names.count(name)} are named {shown(name)}; give each its own `name`"
+    for index, name in enumerate(names):
+        key = f"rewards.functions.{index}.name: {shown(name)}"
+        if not name.strip() or "/" in name or not name.isprintable() or len(name) > MAX_REWARD_NAME:
+            yield f"{key} names a column; use 1 to {MAX_REWARD_NAME} printable characters, no slash"
+        elif name == "model" and has_model:
+            yield f"{key} is the reward model's part; give the function another `name`"
 
 
 def _answers(config: RunConfig) -> Iterator[str]:
@@ -227,6 +241,7 @@ CHECKS: tuple[Check, ...] = (
     _training,
     _optimizers,
     _resources,
+    machine_problems,
     output_problems,
     package_problems,
     model_problems,

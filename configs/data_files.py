@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.errors import shown
+from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
 
 Kind = Literal["prompts", "sequences", "pairs"]
@@ -44,7 +45,7 @@ def data_problems(data: DataConfig, split: Literal["train", "validation"], kind:
         return
     place = f"data.{split}.path"
     try:
-        columns = file_columns(Path(dataset.path).expanduser())
+        columns = file_columns(user_path(dataset.path))
     except UnreadableDataError as error:
         yield f"{place}: {dataset.path}: {error}"
         return

@@ -24,14 +24,17 @@ def first_of(problems: Iterable[str]) -> str | None:
 
 def shown(value: object, *, max_characters: int = 60) -> str:
     """The value for a message, cut to a readable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, which Python does not write out
+        text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
 
 
 def suggestion(word: str, valid: Iterable[str], *, noun: str = "one") -> str:
     """`did you mean X?` when a valid word is close, else the valid words."""
     valid = sorted(valid)
-    close = get_close_matches(word, valid, n=1, cutoff=0.6)
+    close = get_close_matches(word[:100], valid, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
     return f"there is no {noun} here" if not valid else f"valid: {', '.join(valid)}"

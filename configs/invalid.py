@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
     """`place: a.b: value: problem; remedy`."""
     path = _user_path(error["loc"])
-    key, value = ".".join(path), error["input"]
+    key, value = ".".join(map(_shortened, path)), error["input"]
     head = f"{place_of(path)}: {key}"
     if error["type"] == "extra_forbidden":
         return f"{head}: unknown key (value {shown(value)}); {_closest_key(path)}"
@@ -36,6 +36,10 @@ def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
     return f"{head}: {shown(value)} is not valid: {problem}"
 
 
+def _shortened(part: str) -> str:
+    return part if len(part) <= 60 else f"{part[:59]}…"
+
+
 def _user_path(loc: tuple[int | str, ...]) -> KeyPath:
     """The location as the user writes it: without pydantic's marker for a mapping's key."""
     return tuple(str(part) for part in loc if part != "[key]")
@@ -46,7 +50,7 @@ def _closest_key(path: KeyPath) -> str:
     section, above = section_at(path[:-1]), path[:-1]
     if section is None:
         return "remove it"
-    here = get_close_matches(path[-1], section.model_fields, n=1, cutoff=0.7)
+    here = get_close_matches(path[-1][:100], section.model_fields, n=1, cutoff=0.7)
     if here:
         return f"did you mean {'.'.join((*above, here[0]))}?"
     elsewhere = [key for key in all_keys(RunConfig) if key.split(".")[-1] == path[-1]]

@@ -14,10 +14,12 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError, first_of, shown, suggestion
 from configs.invalid import describe
+from configs.paths import user_path
 from configs.schema import RunConfig
-from configs.yaml_text import KeyPath, parse_yaml
+from configs.yaml_text import MAX_DEPTH, KeyPath, parse_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
+MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ def from_resolved(path: str | Path) -> RunConfig:
         raise ConfigError(f"{path}: {error.strerror}; is this a run directory?") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON ({error}); restore the file") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply; restore the file") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {shown(tree)}; a saved configuration is a JSON object")
     return _validated(Source(tree=tree, places={}, name=str(path)))
@@ -92,13 +96,13 @@ def presets() -> dict[str, Path]:
 
 
 def _read(name_or_path: str) -> tuple[str, str]:
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path)
     names_a_file = path.suffix in SUFFIXES or len(path.parts) > 1
     if not names_a_file and name_or_path in presets():
         path = presets()[name_or_path]
         return path.read_text(encoding="utf-8"), f"{name_or_path} (preset)"
     try:
-        return path.read_text(encoding="utf-8"), name_or_path
+        return _text_of(path), name_or_path
     except FileNotFoundError as error:
         hint = suggestion(name_or_path, presets(), noun="preset")
         raise ConfigError(f"{name_or_path}: there is no such file and no such preset; {hint}") from error
@@ -106,6 +110,16 @@ def _read(name_or_path: str) -> tuple[str, str]:
         raise ConfigError(f"{name_or_path}: {error.strerror}; a readable YAML file is needed") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name_or_path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
+    except ValueError as error:  # a name that no file can have, as with a NUL character
+        raise ConfigError(f"{shown(name_or_path)}: is no file name ({error}); give a YAML file or a preset") from error
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; give a configuration file")
+    return data.decode("utf-8")
 
 
 def _validated(source: Source) -> RunConfig:
@@ -133,8 +147,10 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     """`a.b.c=value`, the value read as YAML; raises ConfigError."""
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        raise ConfigError(f"--set {text}: not of the form KEY=VALUE, as in --set actor.optimizer.lr=1e-6")
+    if not equals or not all(path) or len(path) > MAX_DEPTH:
+        raise ConfigError(
+            f"--set {shown_override(text)}: not of the form KEY=VALUE, as in --set actor.optimizer.lr=1e-6"
+        )
     return path, parse_yaml(value, f"--set {shown_override(text)}")[0]
 
 
@@ -160,11 +176,11 @@ def _assign(tree: dict[str, Any], path: KeyPath, value: Any, text: str) -> None:
         else:
             above = ".".join(path[:depth])
             problem = f"{above} is the value {shown(parent)} and has no key {part!r}"
-            raise ConfigError(f"--set {text}: {problem}; set {above}")
+            raise ConfigError(f"--set {shown_override(text)}: {problem}; set {above}")
 
 
 def _index(parent: list[Any], part: str, text: str) -> int:
     if not part.isdecimal() or int(part) >= len(parent):
         problem = f"{part!r} is no index of a list of {len(parent)}"
-        raise ConfigError(f"--set {text}: {problem}; give the whole list instead")
+        raise ConfigError(f"--set {shown_override(text)}: {problem}; give the whole list instead")
     return int(part)

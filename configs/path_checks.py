@@ -6,16 +6,20 @@ Nothing is imported or loaded: a file is looked at, a package only found.
 from __future__ import annotations
 
 import ast
+import glob
 import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import suggestion
+from configs.errors import shown, suggestion
+from configs.paths import is_folder, is_there, user_path
 from configs.schema import ROLES, ModelConfig, Role, RunConfig
 
 CHECKPOINT = "checkpoint:"
+MAX_NAME = 255
+"""Bytes of a file's name."""
 SMOLLM2 = "smollm2"
 """The one built-in model name; its weights come with a package."""
 
@@ -59,24 +63,24 @@ def _model_path_problems(key: str, path: str, config: RunConfig, *, needs_weight
     elif not looks_local(path):
         if path.count("/") > 1 or not path.strip():
             yield f"{key}: {path!r} is no directory and no hub id ORGANISATION/NAME; correct it"
-    elif not (directory := Path(path).expanduser()).exists():
+    elif not is_there(path):
         yield f"{key}: there is no {path} (looked up from {Path.cwd()}); give a model directory or a hub id"
-    elif needs_weights and directory.is_dir() and not (directory / "config.json").exists():
+    elif needs_weights and is_folder(path) and not is_there(user_path(path) / "config.json"):
         yield f"{key}: {path} holds no config.json; give a directory written by save_pretrained"
 
 
 def looks_local(path: str) -> bool:
     """A path rather than a hub id: begins with ./, ../, / or ~, or exists."""
-    return path.startswith(("./", "../", "/", "~")) or path in (".", "..") or Path(path).exists()
+    return path.startswith(("./", "../", "/", "~")) or path in (".", "..") or is_there(path)
 
 
 def _checkpoint_problems(key: str, path: str, config: RunConfig) -> Iterator[str]:
     run = path.removeprefix(CHECKPOINT)
     above, _, last = run.rpartition("/")
     run = above if above and last in ROLES else run
-    candidates = [Path(run).expanduser(), Path(config.output) / run]
-    named = Path(config.output).glob(f"{run}*/config.json") if run and "/" not in run else ()
-    if not run or not (any((place / "config.json").exists() for place in candidates) or any(named)):
+    candidates = [user_path(run), Path(config.output) / run]
+    named = Path(config.output).glob(f"{glob.escape(run)}*/config.json") if run and "/" not in run else ()
+    if not run or not (any(is_there(place / "config.json") for place in candidates) or any(named)):
         yield f"{key}: {path}: no run directory {run!r} here or under {config.output}; give its path"
 
 
@@ -104,9 +108,13 @@ def package_problems(config: RunConfig) -> Iterator[str]:
 
 def output_problems(config: RunConfig) -> Iterator[str]:
     """An output folder that cannot be made or written to."""
-    output = Path(config.output).expanduser()
-    existing = next(place for place in (output, *output.absolute().parents) if place.exists())
-    if not existing.is_dir():
+    output = user_path(config.output)
+    existing = next((place for place in (output, *output.absolute().parents) if is_there(place)), Path("/"))
+    if any(len(os.fsencode(part)) > MAX_NAME for part in output.parts):
+        yield f"output: {shown(config.output)}: a part of it is longer than {MAX_NAME} bytes; name another folder"
+    elif existing != output and output.is_symlink():
+        yield f"output: {output} is a link that leads nowhere; name another folder, or remove it"
+    elif not is_folder(existing):
         yield f"output: {existing} is a file; name a folder"
     elif not os.access(existing, os.W_OK):
         yield f"output: {existing} is not writable; name another folder with --output"
@@ -121,7 +129,7 @@ def code_problems(key: str, path: str, known: tuple[str, ...], noun: str) -> Ite
         return
     module, _, function = path.rpartition(":")
     if module.endswith(".py"):
-        yield from _file_problems(key, Path(module).expanduser(), function)
+        yield from _file_problems(key, user_path(module), function)
     elif not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         yield f"{key}: {path!r} is no import path; write module:function or path/to/file.py:function"
     elif not _importable(module.split(".")[0]):
@@ -130,6 +138,8 @@ def code_problems(key: str, path: str, known: tuple[str, ...], noun: str) -> Ite
 
 def _importable(package: str) -> bool:
     # The command runs from a script's folder; the working directory is added when code is imported.
+    if package == "__main__":  # has no specification: it is whatever was started
+        return False
     return importlib.util.find_spec(package) is not None or any(
         Path(name).exists() for name in (f"{package}.py", package)
     )
@@ -141,7 +151,7 @@ def _file_problems(key: str, file: Path, function: str) -> Iterator[str]:
     except OSError as error:
         yield f"{key}: {file}: {error.strerror} (looked up from {Path.cwd()}); give the path of a Python file"
         return
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         yield f"{key}: {file} is not valid Python ({error}); correct it"
         return
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]

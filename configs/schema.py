@@ -7,24 +7,46 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from configs.algorithms import with_algorithm_defaults
+from configs.plain_values import plain, refuse_truth_value, refuse_unwritable_text, usable_as_folder_name
 
 Role = Literal["actor", "critic", "reference", "reward", "cost"]
 ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost")
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=1, le=31_536_000)]
+"""A deadline: a shorter one cannot be kept, and a longer one than a year is none."""
+SampleSeconds = Annotated[float, Field(ge=0.01, le=31_536_000)]
+Options = Annotated[dict[str, Any], AfterValidator(plain)]
+"""Keyword arguments: what JSON can hold."""
 
 
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _value_is_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        refuse_unwritable_text(value)
+        refuse_truth_value(value, cls.model_fields[str(info.field_name)].annotation)
+        return value
 
 
 class OptimizerConfig(Section):
@@ -68,7 +90,7 @@ class ModelConfig(Section):
 
     path: str | None = None
     """A Hugging Face directory or id, `checkpoint:RUN[/ROLE]` for an exported model of an earlier run, or null: not used."""
-    init: dict[str, Any] | None = None
+    init: Options | None = None
     """Train from scratch: keyword arguments of `AutoConfig.for_model` (`model_type`, sizes); `path` then names the tokenizer only."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run."""
@@ -91,9 +113,9 @@ class DatasetConfig(Section):
     """Split of a `datasets` source."""
     size: PositiveInt | None = None
     """Rows taken (or generated); null: all."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of a generated source."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Further arguments of the generator or of `load_dataset`."""
 
 
@@ -151,7 +173,7 @@ class RolloutConfig(Section):
     """Nucleus sampling."""
     top_k: NonNegativeInt = 0
     """0: no limit."""
-    stop_token_ids: tuple[int, ...] | None = None
+    stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """null: those of the generation config, else the tokenizer's end of sequence."""
     recompute_log_probs: bool = True
     """Recompute the sampled tokens' log-probabilities with the actor before the update; false: the engine's stand in (right where both compute alike and each iteration makes one optimizer step)."""
@@ -165,9 +187,9 @@ class RolloutConfig(Section):
     """SGLang: most extra memory of a transition from training shards to the engine's weights, in MiB."""
     verify_weights: bool = False
     """SGLang: after each transition compare every parameter with the trainer's, bit for bit (costs time)."""
-    start_timeout_s: PositiveFloat = 300.0
+    start_timeout_s: Seconds = 300.0
     """SGLang: deadline for an engine to come up."""
-    request_timeout_s: PositiveFloat = 300.0
+    request_timeout_s: Seconds = 300.0
     """SGLang: when no new tokens come for this long, the requests that are left are given up and sent again."""
 
 
@@ -237,9 +259,9 @@ class RewardFunctionConfig(Section):
     """The reward is the weighted sum of all parts."""
     name: str | None = None
     """Column `reward/NAME`; null: the function's name."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Keyword arguments."""
-    timeout_s: PositiveFloat = 10.0
+    timeout_s: SampleSeconds = 10.0
     """Per sample (per call where `batch_size` is set); on time-out the child process is killed."""
     on_error: Literal["zero", "drop_group", "abort"] = "abort"
     """What a failing sample costs once `retries` are used up. zero: score 0 and count it; drop_group: the prompt's samples leave advantages, losses and their normalisers, but stay stored, marked by the column `reward_dropped`; abort: stop the run with the sample named."""
@@ -289,9 +311,9 @@ class ClusterConfig(Section):
 
     scheduler: str | None = None
     """Address of an existing scheduler; null: a local cluster for the run."""
-    call_timeout_s: PositiveFloat = 1800.0
+    call_timeout_s: Seconds = 1800.0
     """Deadline of one stage on the ranks."""
-    start_timeout_s: PositiveFloat = 120.0
+    start_timeout_s: Seconds = 120.0
     """Deadline for the ranks to come up."""
 
 
@@ -356,7 +378,7 @@ class RunConfig(Section):
     """A registered algorithm (docs/algorithms.md), whose defaults in `configs/algorithms.py` go before those of this page, or an import path `module:function`."""
     plugins: tuple[str, ...] = ()
     """Modules (`package.module` or `path/to/file.py`) that are imported on the controller and on every rank, to register algorithms, estimators, losses, calls and stage methods; the file of an algorithm named by import path is imported in any case."""
-    seed: int = 0
+    seed: Seed = 0
     """Root of every random number."""
     deterministic: bool = False
     """GPU: deterministic kernels, at some cost. A CPU run is deterministic anyway."""
@@ -402,9 +424,7 @@ class RunConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_a_file_name(cls, name: str) -> str:
-        if not name or "/" in name or name.startswith("."):
-            raise ValueError("must be usable as a folder name")
-        return name
+        return usable_as_folder_name(name)
 
     @model_validator(mode="before")
     @classmethod

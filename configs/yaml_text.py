@@ -17,6 +17,10 @@ from configs.errors import ConfigError
 KeyPath = tuple[str, ...]
 """A place in the tree; list indices are written as digits."""
 
+MAX_VALUES = 100_000
+"""A configuration has hundreds; more are a wrong file, or aliases that multiply."""
+MAX_DEPTH = 50
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the resolvers of the YAML 1.2 core schema."""
@@ -73,15 +77,17 @@ def dump_yaml(value: Any) -> str:
 def parse_yaml(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
     """The value that the text holds, and the line (from 1) of every key path in it.
 
-    Raises ConfigError for text that is not YAML and for a key that is given twice.
+    Raises ConfigError for text that is not YAML, that holds itself, and for a key that is given twice.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        lines = dict(_lines(node, (), place))
+        lines = dict(_counted(_lines(node, (), place), place))
         return loader.construct_document(node), lines
+    except RecursionError as error:
+        raise ConfigError(f"{place}: nested too deeply; make it flatter") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = " ".join(part for part in (error.problem, error.context) if part)
@@ -90,7 +96,19 @@ def parse_yaml(text: str, place: str) -> tuple[Any, dict[KeyPath, int]]:
         raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
+def _counted(lines: Iterator[tuple[KeyPath, int]], place: str) -> Iterator[tuple[KeyPath, int]]:
+    for number, line in enumerate(lines):
+        if number >= MAX_VALUES:
+            raise ConfigError(f"{place}: holds more than {MAX_VALUES} values; give a configuration file")
+        yield line
+
+
 def _lines(node: yaml.Node, path: KeyPath, place: str) -> Iterator[tuple[KeyPath, int]]:
+    if len(path) > MAX_DEPTH:
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"{place}:{line}: nested more than {MAX_DEPTH} deep, or an alias holds itself; make it flatter"
+        )
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key_node, value_node in node.value:

@@ -71,6 +71,13 @@ IMPOSSIBLE = [
         "rewards.functions=[{path: length}, {path: length}]",
         line=("rewards.functions", "2 are named 'length'", "its own `name`"),
     ),
+    mistake("rewards.functions.0.name=''", line=("rewards.functions.0.name", "''", "1 to 100 printable")),
+    mistake("rewards.functions.0.name=a/b", line=("rewards.functions.0.name", "'a/b'", "no slash")),
+    mistake(
+        "rewards.functions.0.name=model",
+        "reward.path=organisation/reward",
+        line=("rewards.functions.0.name", "'model'", "the reward model's part", "another `name`"),
+    ),
     mistake("data.answer_column=", line=("rewards.functions.0.path", "data.answer_column", "name the column")),
     mistake(
         "rewards.functions.0.path=reasoning_gym",
@@ -115,6 +122,7 @@ IMPOSSIBLE = [
         "resources={pools: {a: {ranks: 2}, b: {ranks: 1}}, num_ranks: 3}",
         line=("resources.pools.b", "holds no model", "place a role in it"),
     ),
+    mistake("resources.num_ranks=100000", line=("resources.num_ranks", "100000", "GiB", "lower it")),
     mistake("rollout.engine=sglang", line=("rollout.engine", "sglang", "pip install 'hybridflow[sglang]'")),
     mistake("logging.wandb_project=p", line=("logging.wandb_project", "wandb", "pip install 'hybridflow[wandb]'")),
     mistake("output=rows.jsonl", line=("output", "rows.jsonl", "name a folder")),

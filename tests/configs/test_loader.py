@@ -61,13 +61,13 @@ texts = st.text(st.characters(exclude_categories=["C"]))  # YAML holds no raw co
 scalars: dict[str, st.SearchStrategy[Any]] = {
     "actor.optimizer.lr": st.floats(min_value=1e-12, max_value=1e3),
     "kl.coef": st.floats(min_value=0, max_value=1e6),
-    "seed": st.integers(min_value=-(2**63), max_value=2**63),
+    "seed": st.integers(min_value=-(2**63), max_value=2**63 - 1),
     "deterministic": st.booleans(),
     "data.prompt_column": texts,
     "data.system_prompt": st.none() | texts,
-    "rollout.stop_token_ids": st.none() | st.lists(st.integers(min_value=0, max_value=2**31)),
+    "rollout.stop_token_ids": st.none() | st.lists(st.integers(min_value=0, max_value=2**31 - 1)),
     "loss.aggregation": st.sampled_from(["token_mean", "sequence_mean_token_sum", "fixed_length"]),
-    "actor.init": st.dictionaries(texts, st.integers() | texts | st.booleans()),
+    "actor.init": st.dictionaries(texts, st.integers(-(2**62), 2**62) | texts | st.booleans()),
     "resources.placement": st.dictionaries(st.sampled_from(["actor", "critic"]), texts),
 }
 

@@ -1,0 +1,29 @@
+"""Paths as people write them: `~` is the home folder, and no text makes a question about a path fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def user_path(text: str | Path) -> Path:
+    """The path with `~` expanded, where that user exists."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name of nobody: a relative path, for the message that it does not exist
+        return Path(text)
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether the path leads somewhere; False too for a name that no file can have, or a loop of links."""
+    try:
+        return user_path(path).exists()
+    except (OSError, ValueError):  # too long, a NUL character, not permitted
+        return False
+
+
+def is_folder(path: str | Path) -> bool:
+    """As `is_there`, for a folder."""
+    try:
+        return user_path(path).is_dir()
+    except (OSError, ValueError):
+        return False
