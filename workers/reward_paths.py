@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from configs.errors import suggestion
+from workers import verifier_needs
 from workers.verifiers import BUILT_IN
 
 
@@ -37,6 +38,9 @@ def resolve(path: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         raise FunctionPathError(
             f"cannot be called as {function_name(path)}(prompt, response, answer{_written(options)}): {error}"
         ) from error
+    problem = verifier_needs.problem(path, options)
+    if problem is not None:
+        raise FunctionPathError(problem)
     return function
 
 
@@ -52,7 +56,6 @@ def _find(path: str) -> Callable[..., Any]:
                 f"is no built-in reward function ({suggestion(path, BUILT_IN)}) "
                 "and not written module:function or file.py:function"
             )
-        _check_needs(path)
         return BUILT_IN[path]
     module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
     function = getattr(module, name, None)
@@ -60,11 +63,6 @@ def _find(path: str) -> Callable[..., Any]:
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise FunctionPathError(f"{place} has no function {name!r} ({suggestion(name, functions, noun='function')})")
     return function  # type: ignore[no-any-return]
-
-
-def _check_needs(name: str) -> None:
-    if name == "reasoning_gym" and importlib.util.find_spec("reasoning_gym") is None:
-        raise FunctionPathError("needs the package reasoning-gym: pip install 'hybridflow[reasoning]'")
 
 
 def _from_file(file: Path) -> ModuleType:

@@ -7,11 +7,16 @@ the standard library only; it is imported in the reward process and by the confi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from workers.code_verifier import code
+from workers.judge import http_judge
+
 ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+JSON_FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 Extraction = Literal["auto", "tags", "number", "last_line", "whole"]
@@ -103,12 +108,49 @@ def reasoning_gym(
     return float(value == 1.0) if full_marks else value
 
 
+def math_verify(prompt: str, response: str, answer: Any) -> float:
+    """1 when the response's final answer equals the reference mathematically (the package math-verify).
+
+    LaTeX and plain expressions count: 1/2, 0.5 and $\\frac{1}{2}$ are equal. Raises ValueError for a reference that
+    cannot be read.
+    """
+    from math_verify import parse, verify
+
+    reference = _text(answer)
+    gold = parse(reference) or parse(f"${reference}$")
+    if not gold:
+        raise ValueError(f"math-verify cannot read the answer {reference[:80]!r}")
+    return float(verify(gold, parse(response)))
+
+
+def json_schema(
+    prompt: str, response: str, answer: Any, *, schema: Mapping[str, Any] | bool | None = None
+) -> float:
+    """1 when the response's JSON is valid under the schema, or under the answer where none is given.
+
+    The JSON is the last fenced block, else the whole response. Raises ValueError where there is no schema.
+    """
+    import jsonschema
+
+    wanted = answer if schema is None else schema
+    if not isinstance(wanted, Mapping | bool):
+        raise ValueError("json_schema needs a schema: the option `schema`, or one in each row's answer")
+    try:
+        value = json.loads(_last(JSON_FENCE.findall(response)) or response)
+    except (json.JSONDecodeError, RecursionError):
+        return 0.0
+    return float(jsonschema.validators.validator_for(wanted)(wanted).is_valid(value))
+
+
 def _text(answer: Any) -> str:
     if answer is None:
         raise ValueError("the sample has no answer to compare with: set data.answer_column")
     return str(answer).strip()
 
 
-BUILT_IN: dict[str, Callable[..., float]] = {
-    function.__name__: function for function in (exact_match, contains, regex, length, reasoning_gym)
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        exact_match, contains, regex, length, reasoning_gym, math_verify, json_schema, code, http_judge
+    )
 }
