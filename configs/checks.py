@@ -22,8 +22,12 @@ RL_ALGORITHMS = ("ppo", *WITHOUT_CRITIC)
 ESTIMATORS = ("gae", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
 GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
 POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
-BUILT_IN_REWARDS = ("exact_match", "contains", "regex", "length", "reasoning_gym")
+BUILT_IN_REWARDS = (
+    "exact_match", "contains", "regex", "length", "reasoning_gym", "math_verify", "json_schema", "code", "http_judge",
+)  # fmt: skip
 DEFAULT_POOL = "main"
+WANT_ANSWERS = {"exact_match": "", "math_verify": "", "code": "", "contains": "text", "json_schema": "schema"}
+"""Built-in rewards that compare with the answer, but for those that an option (its name) relieves of it."""
 MAX_REWARD_NAME = 100
 
 Check = Callable[[RunConfig], Iterator[str]]
@@ -122,7 +126,7 @@ def _answers(config: RunConfig) -> Iterator[str]:
                 f"{key}: reasoning_gym scores generated tasks and data.train is none; "
                 "set data.train.source to reasoning_gym"
             )
-        elif function.path == "exact_match" or (function.path == "contains" and "text" not in function.options):
+        elif function.path in WANT_ANSWERS and WANT_ANSWERS[function.path] not in function.options:
             yield (f"{key}: {function.path} compares with an answer and data.answer_column is not set; name the column")
 
 

@@ -254,7 +254,7 @@ class RewardFunctionConfig(Section):
     """One programmatic reward."""
 
     path: str
-    """`package.module:function` or `path/to/file.py:function`, or a built-in name (`exact_match`, `reasoning_gym`, `length`)."""
+    """`package.module:function` or `path/to/file.py:function`, or a built-in name (`exact_match`, `contains`, `regex`, `length`, `math_verify`, `json_schema`, `code`, `http_judge`, `reasoning_gym`)."""
     weight: float = 1.0
     """The reward is the weighted sum of all parts."""
     name: str | None = None

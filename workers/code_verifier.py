@@ -81,7 +81,7 @@ def code(
 
 def extract_code(response: str) -> str:
     """The last fenced block that is marked as Python, else the last one, else the whole response."""
-    blocks = FENCE.findall(response)
+    blocks: list[tuple[str, str]] = FENCE.findall(response)
     python = [text for language, text in blocks if language.lower() in ("python", "python3", "py")]
     return (python or [text for _, text in blocks] or [response])[-1]
 

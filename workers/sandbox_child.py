@@ -231,7 +231,7 @@ def _collect(first: int, out: int, err: int, spec: dict[str, Any]) -> tuple[str 
     return stopped, _text(texts[out][:limit]), _text(texts[err][:limit])
 
 
-def _text(content: bytes) -> str:
+def _text(content: bytearray) -> str:
     return bytes(content).decode("utf-8", "replace")
 
 

@@ -64,7 +64,9 @@ def _http_judge(options: Mapping[str, Any]) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"url {options.get('url')!r} is no http:// or https:// address"
     if parts.username or parts.password:
-        return "url holds a password, which would be stored with the run; put the token into a variable and set token_env"
+        return (
+            "url holds a password, which would be stored with the run; put the token into a variable and set token_env"
+        )
     if "authorization" in {str(name).lower() for name in options.get("headers") or {}}:
         return "headers hold an Authorization, which would be stored with the run; set token_env instead"
     variable = options.get("token_env")

@@ -118,14 +118,12 @@ def math_verify(prompt: str, response: str, answer: Any) -> float:
 
     reference = _text(answer)
     gold = parse(reference) or parse(f"${reference}$")
-    if not gold:
+    if all(isinstance(value, str) for value in gold):  # nothing but the text itself was found
         raise ValueError(f"math-verify cannot read the answer {reference[:80]!r}")
     return float(verify(gold, parse(response)))
 
 
-def json_schema(
-    prompt: str, response: str, answer: Any, *, schema: Mapping[str, Any] | bool | None = None
-) -> float:
+def json_schema(prompt: str, response: str, answer: Any, *, schema: Mapping[str, Any] | bool | None = None) -> float:
     """1 when the response's JSON is valid under the schema, or under the answer where none is given.
 
     The JSON is the last fenced block, else the whole response. Raises ValueError where there is no schema.
@@ -150,7 +148,5 @@ def _text(answer: Any) -> str:
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (
-        exact_match, contains, regex, length, reasoning_gym, math_verify, json_schema, code, http_judge
-    )
+    for function in (exact_match, contains, regex, length, reasoning_gym, math_verify, json_schema, code, http_judge)
 }

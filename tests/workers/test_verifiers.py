@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from workers.verifiers import contains, exact_match, extract_answer, length, reasoning_gym, regex
+from workers.reward_paths import FunctionPathError, resolve
+from workers.verifiers import (
+    contains,
+    exact_match,
+    extract_answer,
+    json_schema,
+    length,
+    math_verify,
+    reasoning_gym,
+    regex,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +71,44 @@ def test_reasoning_gym_scores_with_the_generators_scorer() -> None:
     assert reasoning_gym("", "The sum is 123456.", answer) < 0.1
     with pytest.raises(ValueError, match="source reasoning_gym"):
         reasoning_gym("", "1", "1")
+
+
+def test_math_verify_compares_values() -> None:
+    assert math_verify("", r"so it is $\frac{1}{2}$.", "0.5") == 1
+    assert math_verify("", r"\boxed{1+x}", "x+1") == 1
+    assert math_verify("", "the answer is 41", 42) == 0
+    assert math_verify("", "", "42") == 0
+    with pytest.raises(ValueError, match="cannot read the answer"):
+        math_verify("", "1", "...")
+
+
+def test_json_schema_checks_the_last_block_or_the_whole() -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+    assert json_schema("", '{"a": 1}', None, schema=schema) == 1
+    assert json_schema("", 'first\n```json\n{"a": "x"}\n```\nthen\n```json\n{"a": 2}\n```', schema) == 1
+    assert json_schema("", '{"a": "x"}', schema) == 0
+    assert json_schema("", "no JSON", schema) == 0
+    assert json_schema("", "[" * 100_000, schema) == 0
+    with pytest.raises(ValueError, match="needs a schema"):
+        json_schema("", "{}", "text")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("json_schema", {"schema": {"type": "objekt"}}, "schema is no JSON schema: 'objekt' is not valid"),
+        ("regex", {"pattern": "("}, r"pattern '\(' is no regular expression"),
+    ],
+)
+def test_options_are_checked_before_anything_is_scored(path: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FunctionPathError, match=message):
+        resolve(path, options)
+
+
+def test_a_missing_package_or_isolation_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FunctionPathError, match=r"needs the package math-verify: pip install 'hybridflow\[math\]'"):
+        resolve("math_verify", {})
+    monkeypatch.setattr("workers.sandbox.problem", lambda: "this machine refuses the isolation")
+    with pytest.raises(FunctionPathError, match="is refused: this machine refuses the isolation"):
+        resolve("code", {})
