@@ -81,6 +81,8 @@ class FsdpConfig(Section):
     """Recompute each decoder layer in the backward pass."""
     reshard_after_forward: bool = True
     """Free a layer's gathered parameters between its forward and backward passes."""
+    compile: bool = False
+    """On a GPU: fuse the work between matrix products with torch.compile; faster passes, a minute more at the start."""
     offload: bool = False
     """Keep parameters, gradients and optimizer state on the host while another role uses the device."""
 

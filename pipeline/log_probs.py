@@ -27,18 +27,27 @@ def chunked_log_probs(
     softcap: float | None = None,
     bias: Tensor | None = None,
     with_entropy: bool = False,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability [N] of each target, and the entropy [N] in nats of the distribution it came from.
 
     hidden [N, H]; weight [V, H]; bias [V] or None; targets int64 [N]. The distribution is
     softmax(cap(hidden @ weight.T + bias) / temperature) with cap(x) = softcap * tanh(x / softcap).
     Logits are float32 (float64 for float64 inputs); so are the results. Differentiable once in hidden,
-    weight and bias, through both results. Raises ValueError for a temperature that is not positive.
+    weight and bias, through both results. fused: with kernels of torch.compile (`pipeline.fused_log_probs`),
+    where there is neither bias nor softcap. Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; log-probabilities need one above 0")
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}; it must be at least 1")
+    if fused and bias is None and softcap is None:
+        from pipeline.fused_log_probs import FusedLogProbs, compiled
+
+        fast: tuple[Tensor, Tensor | None] = FusedLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, targets, temperature, chunk_tokens, with_entropy, compiled
+        )
+        return fast
     head = _Head(temperature=temperature, chunk_tokens=chunk_tokens, softcap=softcap)
     keep_last = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, bias, targets, head, with_entropy, keep_last)

@@ -32,6 +32,7 @@ def register() -> None:
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,

@@ -47,9 +47,10 @@ class PackedModel(nn.Module):
 class PackedCausalLM(PackedModel):
     """Log-probabilities of given tokens; logits exist for `chunk_tokens` tokens at a time."""
 
-    def __init__(self, hf: PreTrainedModel, *, chunk_tokens: int) -> None:
+    def __init__(self, hf: PreTrainedModel, *, chunk_tokens: int, fused: bool = False) -> None:
+        """fused: the head's passes over the logits are compiled."""
         super().__init__(hf)
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens, self.fused = chunk_tokens, fused
         self.softcap: float | None = vars(hf.config).get("final_logit_softcapping")
 
     def forward(self, packed: PackedBatch, *, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -64,6 +65,7 @@ class PackedCausalLM(PackedModel):
             softcap=self.softcap,
             bias=head.bias,
             with_entropy=with_entropy,
+            fused=self.fused,
         )
 
 
@@ -101,6 +103,15 @@ def checkpoint_layers(hf: PreTrainedModel) -> None:
     for layer in decoder_layers(hf):
         layer.training = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
+
+
+def compile_layers(hf: PreTrainedModel) -> None:
+    """Fuse what each decoder layer does between its matrix products; attention stays as it is.
+
+    The forward method alone is compiled: FSDP's and checkpointing's hooks stay outside.
+    """
+    for layer in decoder_layers(hf):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def shard(

@@ -67,9 +67,12 @@ class RoleModel:
             _freeze(hf, dtype)
         if trained and section.fsdp.gradient_checkpointing:
             packed_model.checkpoint_layers(hf)
+        compiled = section.fsdp.compile and device.type == "cuda"
+        if compiled:
+            packed_model.compile_layers(hf)
         chunk = config.training.log_prob_chunk_tokens
         causal = KINDS[role] == "causal_lm"
-        model = PackedCausalLM(hf, chunk_tokens=chunk) if causal else PackedScalar(hf)
+        model = PackedCausalLM(hf, chunk_tokens=chunk, fused=compiled) if causal else PackedScalar(hf)
         if mesh.size() == 1 and (not trained or dtype == torch.float32):
             model.to(device)  # nothing to shard, nothing to cast: FSDP would only copy
         else:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.fused_log_probs import FusedLogProbs
 from pipeline.log_probs import chunked_log_probs
 
 
@@ -154,6 +155,7 @@ def test_impossible_arguments_are_refused(argument: dict[str, float]) -> None:
 # Runs in a process of its own, because the high-water mark of a process never falls.
 MEMORY_PROBE = """
 import json, resource, sys, torch
+from pipeline.fused_log_probs import FusedLogProbs
 from pipeline.log_probs import chunked_log_probs
 
 tokens, vocabulary, hidden_size = 512, 150_000, 16
@@ -188,3 +190,16 @@ def test_a_vocabulary_of_150_000_never_has_all_its_logits_in_memory() -> None:
     chunked, all_logits = _extra_peak_mib("chunked"), _extra_peak_mib("all_logits")
     assert chunked < 240
     assert all_logits > 4 * chunked
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 11, 100])
+def test_the_fused_passes_give_the_same_numbers_and_gradients(chunk_tokens: int) -> None:
+    """The kernels' own functions, not compiled: a compiler on every test machine is too much to ask."""
+    case = Case(temperature=0.7)
+    hidden, weight, bias, targets = _inputs(case)
+    wanted = _reference(hidden, weight, bias, targets, case)
+    log_probs, entropy = FusedLogProbs.apply(hidden, weight, targets, 0.7, chunk_tokens, True, lambda kernel: kernel)
+    torch.testing.assert_close((log_probs, entropy), wanted, rtol=1e-12, atol=1e-12)
+    upstream = torch.linspace(-1, 1, 11, dtype=torch.float64), torch.linspace(2, -1, 11, dtype=torch.float64)
+    grads = torch.autograd.grad((log_probs, entropy), (hidden, weight), upstream)
+    torch.testing.assert_close(grads, torch.autograd.grad(wanted, (hidden, weight), upstream), rtol=1e-11, atol=1e-11)

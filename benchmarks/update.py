@@ -1,0 +1,167 @@
+"""The update alone: seconds and MFU of forward, backward and step over packed GRPO rollouts, variant by variant.
+
+    python -m benchmarks.update --shape 7b --layers 8 [--profile]
+
+One rank, one GPU, random weights; --layers takes that many of the shape's layers, so that a large model's
+share fits. MFU: 6 N per computed token (a group's prompt once, recomputation not counted) over 989 TFLOP/s;
+log-probabilities: 2 N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.iteration import PEAK_FLOPS, model_arguments, prod
+from benchmarks.reshard import SHAPE_NAMES, versions
+from configs.schema import RunConfig
+from pipeline.reshard.shapes import SHAPES, parameter_shapes
+from pipeline.rollouts import Rollouts, offsets_of
+from workers.role_model import RoleModel
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "compiled": {"compile": True},
+    "compiled, checkpointing": {"compile": True, "gradient_checkpointing": True},
+    "eager, checkpointing": {"gradient_checkpointing": True},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    cuda = torch.cuda.is_available()
+    dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
+    print(
+        f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions()}, {options.micro_batch_tokens} tokens"
+    )
+    print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
+    rows = [measure(name, options) for name in options.variants]
+    dist.destroy_process_group()
+    if options.output:
+        Path(options.output).write_text(json.dumps({"rows": rows, "options": vars(options)}, indent=1))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.update", description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPE_NAMES, default="tiny")
+    parser.add_argument("--layers", type=int, default=None)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=512)
+    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
+    parser.add_argument("--chunk-tokens", type=int, default=4096)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--profile", action="store_true", help="print where the first variant's GPU time goes")
+    parser.add_argument("--output", default=None)
+    return parser.parse_args(arguments)
+
+
+def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One variant: the median seconds of an update and of log-probabilities."""
+    geometry = SHAPES[SHAPE_NAMES[options.shape]]
+    geometry = dataclasses.replace(geometry, num_layers=options.layers or geometry.num_layers)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    config = RunConfig.model_validate(
+        {
+            "algorithm": "grpo",
+            "actor": {
+                "init": {**model_arguments(geometry), "max_position_embeddings": 4096},
+                "fsdp": VARIANTS[variant],
+            },
+            "kl": {"placement": "none"},
+            "training": {
+                "max_tokens_per_micro_batch": options.micro_batch_tokens,
+                "log_prob_chunk_tokens": options.chunk_tokens,
+            },
+        }
+    )
+    batch = rollouts(options, geometry.vocab_size)
+    model = RoleModel.build("actor", config, init_device_mesh(device.type, (1,)), device)
+    metrics: dict[str, float] = {}
+
+    def update() -> None:
+        metrics.update(model.update([batch], "clipped", seed=0))
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, forward = clock(update, options), clock(lambda: model.compute_log_prob(batch), options)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    parameters = sum(prod(shape) for shape in parameter_shapes(geometry).values())
+    tokens = metrics["packed_tokens"]
+    row = {
+        "variant": variant,
+        "update_s": seconds,
+        "update_mfu": 6 * parameters * tokens / seconds / PEAK_FLOPS,
+        "log_probs_s": forward,
+        "log_probs_mfu": 2 * parameters * tokens / forward / PEAK_FLOPS,
+        "peak_gib": peak,
+    }
+    print(
+        f"{variant:26s}  {seconds:9.3f}  {row['update_mfu']:6.1%}  {forward:12.3f}  {row['log_probs_mfu']:6.1%}  {peak:9.1f}",
+        flush=True,
+    )
+    if options.profile and variant == options.variants[0]:
+        print(profile(update))
+    del model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return row
+
+
+def rollouts(options: argparse.Namespace, vocab_size: int) -> Rollouts:
+    """Groups of one random prompt each, responses of one length."""
+    draw = np.random.default_rng(0)
+    num_rows, length = options.prompts * options.samples, options.prompt_tokens + options.new_tokens
+    prompts = draw.integers(3, vocab_size, (options.prompts, 1, options.prompt_tokens)).repeat(options.samples, 1)
+    responses = draw.integers(3, vocab_size, (options.prompts, options.samples, options.new_tokens))
+    tokens = np.concatenate([prompts, responses], axis=2).reshape(-1)
+    mask = np.tile(np.arange(length) >= options.prompt_tokens, num_rows)
+    return Rollouts(
+        offsets=offsets_of([length] * num_rows),
+        token_columns={
+            "token_ids": tokens.astype(np.int32),
+            "response_mask": mask.astype(np.uint8),
+            "rollout_log_probs": np.where(mask, -11.9, 0).astype(np.float32),
+            "advantages": np.where(mask, draw.normal(size=len(tokens)), 0).astype(np.float32),
+        },
+        sample_columns={
+            "group": np.repeat(np.arange(options.prompts), options.samples).astype(np.int32),
+            "prompt_length": np.full(num_rows, options.prompt_tokens, np.int32),
+        },
+    )
+
+
+def clock(work: Callable[[], object], options: argparse.Namespace) -> float:
+    """Median seconds, after one to warm up."""
+    seconds = []
+    for _ in range(options.repetitions + 1):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return sorted(seconds[1:])[options.repetitions // 2]
+
+
+def profile(work: Callable[[], object]) -> str:
+    """The kernels that take most of the time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        work()
+        torch.cuda.synchronize()
+    return str(recorded.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=90))
+
+
+if __name__ == "__main__":
+    main()

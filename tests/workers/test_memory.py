@@ -1,0 +1,41 @@
+"""Peaks of a stage's memory, and what is said when there is not enough."""
+
+from __future__ import annotations
+
+import torch
+
+from workers.envelope import classify, enveloped
+from workers.memory import PeakMemory, out_of_memory
+
+CPU = torch.device("cpu")
+
+
+def test_a_peak_is_that_of_its_own_block() -> None:
+    with PeakMemory(CPU) as large:
+        block = torch.ones(64 << 20, dtype=torch.uint8)
+    del block
+    with PeakMemory(CPU) as small:
+        pass
+    assert large.gib is not None and small.gib is not None
+    assert 0.05 < large.gib - small.gib < 0.2
+
+
+def test_an_out_of_memory_error_names_numbers_and_the_setting_to_lower() -> None:
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79 GiB")
+    told = out_of_memory(error, role="critic", method="update_critic", tokens_per_micro_batch=8192, device=CPU)
+    assert classify(told) == "memory"
+    for part in ("2.50 GiB more", "max_tokens_per_micro_batch (now 8192)", "critic.fsdp.gradient_checkpointing"):
+        assert part in str(told)
+
+
+def test_the_message_reaches_the_controller_in_one_line() -> None:
+    @enveloped
+    def stage() -> None:
+        raise out_of_memory(
+            MemoryError(), role="actor", method="generate_sequences", tokens_per_micro_batch=1, device=CPU
+        )
+
+    envelope = stage()
+    assert envelope.error_class == "memory"
+    assert envelope.error is not None and "rollout.memory_fraction" in envelope.error
+    assert "\n" not in envelope.error
