@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -41,11 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
-    print(
-        f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions()}, {options.micro_batch_tokens} tokens"
-    )
+    print(f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions()}")
+    print(f"micro-batches of {options.micro_batch_tokens} tokens, head in chunks of {options.chunk_tokens}")
     print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
-    rows = [measure(name, options) for name in options.variants]
+    rows = []
+    for name in options.variants:
+        rows.append(measure(name, options))
+        gc.collect()  # FSDP's modules are cycles
+        if cuda:
+            torch.cuda.empty_cache()
     dist.destroy_process_group()
     if options.output:
         Path(options.output).write_text(json.dumps({"rows": rows, "options": vars(options)}, indent=1))
@@ -108,15 +113,10 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
         "log_probs_mfu": 2 * parameters * tokens / forward / PEAK_FLOPS,
         "peak_gib": peak,
     }
-    print(
-        f"{variant:26s}  {seconds:9.3f}  {row['update_mfu']:6.1%}  {forward:12.3f}  {row['log_probs_mfu']:6.1%}  {peak:9.1f}",
-        flush=True,
-    )
+    updated, scored = f"{seconds:9.3f}  {row['update_mfu']:6.1%}", f"{forward:12.3f}  {row['log_probs_mfu']:6.1%}"
+    print(f"{variant:26s}  {updated}  {scored}  {peak:9.1f}", flush=True)
     if options.profile and variant == options.variants[0]:
         print(profile(update))
-    del model
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     return row
 
 

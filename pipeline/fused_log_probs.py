@@ -39,7 +39,7 @@ class FusedLogProbs(torch.autograd.Function):
         with_entropy: bool,
         kernels: Kernels,
     ) -> tuple[Tensor, Tensor | None]:
-        log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        log_probs = hidden.new_empty(len(hidden), dtype=torch.promote_types(weight.dtype, torch.float32))
         log_sums, entropy = torch.empty_like(log_probs), torch.empty_like(log_probs) if with_entropy else None
         reduce = kernels(statistics if with_entropy else statistics_without_entropy)
         for rows in _chunks(len(hidden), chunk_tokens):
@@ -61,7 +61,7 @@ class FusedLogProbs(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 7
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for_weight = torch.zeros_like(weight, dtype=log_sums.dtype) if ctx.needs_input_grad[1] else None
         zeros = torch.zeros_like(log_sums)
         g, h = (zeros if grad is None else grad for grad in (grad_log_probs, grad_entropy))
         spread = zeros if entropy is None else entropy
@@ -80,15 +80,15 @@ class FusedLogProbs(torch.autograd.Function):
 def statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """log-probabilities of the targets, log-sum-exp of the scaled logits, entropy; each float32 [C]."""
     log_probs, log_sums = statistics_without_entropy(logits, targets, scale)
-    scaled = logits.float() * scale
+    scaled = _wide(logits) * scale
     mean = (torch.exp(scaled - log_sums[:, None]) * scaled).sum(-1)
     return log_probs, log_sums, log_sums - mean
 
 
 def statistics_without_entropy(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The first two of `statistics`."""
-    log_sums = torch.logsumexp(logits.float() * scale, dim=-1)
-    chosen = logits.gather(1, targets[:, None]).squeeze(1).float() * scale
+    log_sums = torch.logsumexp(_wide(logits) * scale, dim=-1)
+    chosen = logits.gather(1, targets[:, None]).squeeze(1).to(log_sums.dtype) * scale
     return chosen - log_sums, log_sums
 
 
@@ -96,11 +96,15 @@ def gradient_of_logits(
     logits: Tensor, targets: Tensor, log_sums: Tensor, g: Tensor, h: Tensor, entropy: Tensor, scale: float
 ) -> Tensor:
     """[C, V], in the logits' dtype: (g * (onehot - p) - h * p * (log p + H)) * scale."""
-    log_p = logits.float() * scale - log_sums[:, None]
+    log_p = _wide(logits) * scale - log_sums[:, None]
     p = torch.exp(log_p)
     is_target = torch.arange(logits.shape[1], device=logits.device)[None] == targets[:, None]
-    grad = g[:, None] * (is_target.float() - p) - h[:, None] * p * (log_p + entropy[:, None])
+    grad = g[:, None] * (is_target.to(p.dtype) - p) - h[:, None] * p * (log_p + entropy[:, None])
     return (grad * scale).to(logits.dtype)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _chunks(count: int, size: int) -> list[slice]:

@@ -35,7 +35,7 @@ def shuffled_rollouts(seed: int = 0) -> Rollouts:
 
 
 def actor(folder: Path) -> RoleModel:
-    return build("actor", run_config(folder, algorithm="grpo", kl={"placement": "none"}))
+    return build("actor", run_config(folder, algorithm="grpo", kl={"placement": "none"}, loss={"aggregation": "token_mean"}))
 
 
 def padded(rollouts: Rollouts, column: str, fill: float = 0) -> Tensor:
