@@ -35,7 +35,8 @@ def shuffled_rollouts(seed: int = 0) -> Rollouts:
 
 
 def actor(folder: Path) -> RoleModel:
-    return build("actor", run_config(folder, algorithm="grpo", kl={"placement": "none"}, loss={"aggregation": "token_mean"}))
+    loss = {"aggregation": "token_mean"}
+    return build("actor", run_config(folder, algorithm="grpo", kl={"placement": "none"}, loss=loss))
 
 
 def padded(rollouts: Rollouts, column: str, fill: float = 0) -> Tensor:
