@@ -44,7 +44,7 @@ def chunked_log_probs(
     if fused and bias is None and softcap is None:
         from pipeline.fused_log_probs import FusedLogProbs, compiled
 
-        fast: tuple[Tensor, Tensor | None] = FusedLogProbs.apply(  # type: ignore[no-untyped-call]
+        fast: tuple[Tensor, Tensor | None] = FusedLogProbs.apply(
             hidden, weight, targets, temperature, chunk_tokens, with_entropy, compiled
         )
         return fast

@@ -32,7 +32,7 @@ def register() -> None:
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: nn.Module,
     query: Tensor,
