@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+
+
+def visible(num_gpus: int) -> list[int]:
+    """Indices, as the driver counts, of the first GPUs that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [int(index) for index in named.split(",")][:num_gpus] if named else list(range(num_gpus))
 
 
 @dataclass(kw_only=True)
@@ -36,7 +43,7 @@ class GpuMonitor:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(self.num_gpus)]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in visible(self.num_gpus)]
         while not self._stopping.wait(self.every_s):
             busy = tuple(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles)
             self.samples.append((time.time(), busy))
