@@ -12,10 +12,13 @@ from typing import Literal
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.errors import ConfigError, first_of, shown
+from configs.init_checks import init_problems
 from configs.machine_checks import machine_problems
+from configs.model_checks import model_file_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.schema import ModelConfig, RunConfig
+from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
 RL_ALGORITHMS = ("ppo", *WITHOUT_CRITIC)
@@ -249,5 +252,8 @@ CHECKS: tuple[Check, ...] = (
     output_problems,
     package_problems,
     model_problems,
+    init_problems,
+    model_file_problems,
+    tokenizer_problems,
     _data_files,
 )

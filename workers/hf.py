@@ -6,13 +6,15 @@ head without bias that gives one number per token) for the critic, reward and co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,16 +26,22 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from configs.errors import UserError
+from configs.errors import UserError, shown
 from configs.schema import ROLES, ModelConfig, RunConfig
+from configs.tokenizer_checks import TOKENIZER_ROLES
 from storage.run_directory import RunDirectory
 from workers import attention
+from workers.loading_report import refuse_other_kinds
 from workers.smollm2 import resolve_model_path
 
 Kind = Literal["causal_lm", "scalar"]
 CHECKPOINT = "checkpoint:"
 GGUF = "gguf:"
-TOKENIZER_ROLES = ("actor", "reward", "critic", "cost")
+LOADING_ERRORS = (
+    OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError,
+    SafetensorError, StrictDataclassError, UnpicklingError,
+)  # fmt: skip
+"""What transformers and its readers raise for files and settings that are wrong."""
 
 
 def load_model(
@@ -42,18 +50,22 @@ def load_model(
     *,
     seed: int = 0,
     zero_head: bool = False,
+    new_head: bool = False,
     device: torch.device | str = "cpu",
 ) -> PreTrainedModel:
     """The model in float32 on the host (from scratch: on `device`), attending over packed sequences, dropout off.
 
     zero_head: the score head starts at zero even where the files have one (a critic that begins as
-    another model's backbone). A head that the files lack is always zero: the first values are 0
-    whatever the seed, and the first update's direction comes from the data alone.
-    Raises UserError when the path holds no model of this kind.
+    another model's backbone). new_head: the files may lack a score head (a role that is trained), which is
+    zero then: the first values are 0 whatever the seed, and the first update's direction comes from the
+    data alone. Raises UserError when the path holds no model of this kind, or a damaged one.
     """
     attention.register()
     with quiet():
-        model = _from_scratch(config, kind, seed, device) if config.init is not None else _from_files(config, kind)
+        if config.init is not None:
+            model = _from_scratch(config, kind, seed, device)
+        else:
+            model = _from_files(config, kind, new_head=new_head or zero_head)
     if kind == "scalar" and zero_head:
         torch.nn.init.zeros_(score_head(model).weight)
     return model.eval()
@@ -120,7 +132,7 @@ def _from_scratch(config: ModelConfig, kind: Kind, seed: int, device: torch.devi
     if kind == "scalar":
         settings["num_labels"] = 1
     devices = [device] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.device(device):
+    with torch.random.fork_rng(devices=devices), torch.device(device), _explained_init(config.init):
         torch.manual_seed(seed)
         model = empty_model(AutoConfig.for_model(model_type, **settings), kind)
     if kind == "scalar":
@@ -128,17 +140,17 @@ def _from_scratch(config: ModelConfig, kind: Kind, seed: int, device: torch.devi
     return model
 
 
-def _from_files(config: ModelConfig, kind: Kind) -> PreTrainedModel:
+def _from_files(config: ModelConfig, kind: Kind, *, new_head: bool) -> PreTrainedModel:
     if config.path is None:
         raise UserError("the model has neither `path` nor `init`; set one of them")
     location, options = _location(config.path, config)
-    options |= {"dtype": torch.float32, "attn_implementation": attention.NAME}
+    options |= {"dtype": torch.float32, "attn_implementation": attention.NAME, "output_loading_info": True}
     with _explained(config.path):
         if kind == "causal_lm":
-            return AutoModelForCausalLM.from_pretrained(location, **options)
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            location, num_labels=1, output_loading_info=True, **options
-        )
+            model, report = AutoModelForCausalLM.from_pretrained(location, **options)
+        else:
+            model, report = AutoModelForSequenceClassification.from_pretrained(location, num_labels=1, **options)
+    refuse_other_kinds(report, config.path, may_lack=("score.",) if kind == "scalar" and new_head else ())
     if any(name.startswith("score.") for name in report["missing_keys"]):
         torch.nn.init.zeros_(score_head(model).weight)
     return model
@@ -188,9 +200,27 @@ def _explained(path: str) -> Iterator[None]:
     """The library's many-line errors about a wrong path as one line."""
     try:
         yield
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"model path {path!r} cannot be loaded: {reason[:300]}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except LOADING_ERRORS as error:
+        raise UserError(f"model path {path!r} cannot be loaded: {_reason(error)}") from error
+
+
+@contextmanager
+def _explained_init(init: dict[str, Any]) -> Iterator[None]:
+    """Sizes that no model can have, as one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (*LOADING_ERRORS, ArithmeticError, AssertionError) as error:
+        raise UserError(
+            f"no model can be made from `init` {shown(init, max_characters=200)}: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextmanager

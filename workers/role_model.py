@@ -62,7 +62,7 @@ class RoleModel:
         trained = is_trained(role, config) if trained is None else trained
         section = model_config(role, config)
         dtype = compute_dtype(section.fsdp, device)
-        hf = load_role_model(role, config, device=device)
+        hf = load_role_model(role, config, trained=trained, device=device)
         if not trained:
             _freeze(hf, dtype)
         if trained and section.fsdp.gradient_checkpointing:

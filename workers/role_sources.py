@@ -40,25 +40,29 @@ def model_config(role: str, config: RunConfig) -> ModelConfig:
     return section
 
 
-def load_role_model(role: str, config: RunConfig, *, device: torch.device = HOST) -> PreTrainedModel:
+def load_role_model(
+    role: str, config: RunConfig, *, trained: bool = False, device: torch.device = HOST
+) -> PreTrainedModel:
     """The role's initial model, float32; the same on every rank.
 
+    A score head that the files lack starts at zero where it will be trained; elsewhere that is a UserError.
     On the host, but for one from scratch, which is drawn on `device`: a CPU takes minutes for billions of
     random numbers.
     """
     origin = source_role(role, config)
     section, kind = model_config(origin, config), KINDS[role]
     borrowed_backbone = kind == "scalar" and origin != role
+    new_head = trained or role == "critic"
     if section.init is None and section.path is not None and section.path.startswith(CHECKPOINT):
-        model = _from_checkpoint(section, role, config)
+        model = _from_checkpoint(section, role, config, new_head=new_head)
         if borrowed_backbone:
             torch.nn.init.zeros_(score_head(model).weight)
         return model.eval()
     seed = seed_of(config.seed, "init", origin)
-    return load_model(section, kind, seed=seed, zero_head=borrowed_backbone, device=device)
+    return load_model(section, kind, seed=seed, zero_head=borrowed_backbone, new_head=new_head, device=device)
 
 
-def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig) -> PreTrainedModel:
+def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig, *, new_head: bool) -> PreTrainedModel:
     assert section.path is not None
     run, named = split_checkpoint(section.path, parent=config.output)
     latest = CheckpointStore(run.checkpoints).latest()
@@ -70,14 +74,16 @@ def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig) -> PreT
     if saved is None:
         raise UserError(f"{role}.path: checkpoint {latest.path} holds none of {', '.join(wanted)}")
     model, kind = read_model(latest.path / saved, trust_remote_code=section.trust_remote_code)
-    return _as_kind(model, kind, KINDS[role], f"{role}.path: {section.path!r}")
+    return _as_kind(model, kind, KINDS[role], f"{role}.path: {section.path!r}", new_head=new_head)
 
 
-def _as_kind(model: PreTrainedModel, kind: Kind, wanted: Kind, place: str) -> PreTrainedModel:
+def _as_kind(model: PreTrainedModel, kind: Kind, wanted: Kind, place: str, *, new_head: bool) -> PreTrainedModel:
     if kind == wanted:
         return model
     if wanted == "causal_lm":
         raise UserError(f"{place} is a model with one score, no language model; name an actor")
+    if not new_head:
+        raise UserError(f"{place} is a language model without a score head, and it is not trained; name a reward model")
     model.config.num_labels = 1
     scalar = empty_model(model.config, "scalar")
     scalar.base_model.load_state_dict(model.base_model.state_dict())

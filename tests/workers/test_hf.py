@@ -30,7 +30,7 @@ def test_the_reference_of_an_actor_from_scratch_has_the_same_weights() -> None:
 
 
 def test_a_score_head_that_the_files_lack_starts_at_zero(tmp_path: Path) -> None:
-    model = load_model(ModelConfig(path=str(tiny_model_dir(tmp_path))), "scalar")
+    model = load_model(ModelConfig(path=str(tiny_model_dir(tmp_path))), "scalar", new_head=True)
     assert not score_head(model).weight.any()
 
 
@@ -87,3 +87,42 @@ def test_stop_ids_are_the_configured_then_the_models_then_the_tokenizers(tmp_pat
     assert stop_token_ids(run_config(folder, rollout={"stop_token_ids": [5]}), tokenizer) == (5,)
     (folder / "generation_config.json").unlink()
     assert stop_token_ids(config, tokenizer) == (1,)
+
+
+def test_a_model_of_another_kind_is_refused_instead_of_started_at_random(tmp_path: Path) -> None:
+    causal, scalar = str(tiny_model_dir(tmp_path)), str(tiny_model_dir(tmp_path, scalar=True))
+    tied = str(tiny_model_dir(tmp_path, "gemma", scalar=True))
+    for path, kind, part in (
+        (causal, "scalar", "no score.weight"),
+        (scalar, "causal_lm", "no lm_head.weight"),
+        (tied, "causal_lm", "a classifier"),
+    ):
+        with pytest.raises(UserError, match=part) as caught:
+            load_model(ModelConfig(path=path), kind)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value) and path in str(caught.value)
+    frozen = RunConfig.model_validate({"algorithm": "ppo", "reward": {"path": causal}})
+    with pytest.raises(UserError, match=r"no score\.weight"):
+        build("reward", frozen)
+    assert not build("reward", frozen, trained=True).compute_scores(ROLLOUTS).any()
+
+
+@pytest.mark.parametrize("how", ["cut", "labels", "layers", "settings"])
+def test_damaged_weights_are_one_line(tmp_path: Path, how: str) -> None:
+    import json
+
+    folder = tiny_model_dir(tmp_path, scalar=how == "labels")
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    if how == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    change = {"labels": {"hidden_size": 64}, "layers": {"num_hidden_layers": 3}, "settings": {"hidden_size": "x"}}
+    (folder / "config.json").write_text(json.dumps({**config, **change.get(how, {})}))
+    with pytest.raises(UserError, match="model path") as caught:
+        load_model(ModelConfig(path=str(folder)), "scalar" if how == "labels" else "causal_lm")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_an_init_that_makes_no_model_is_one_line() -> None:
+    for changes in ({"hidden_size": 30}, {"model_type": "lama"}, {"vocab_size": "x"}):
+        with pytest.raises(UserError, match="no model can be made from `init`") as caught:
+            load_model(ModelConfig(init={**tiny_config(), **changes}), "causal_lm")
+        assert "\n" not in str(caught.value)
