@@ -58,15 +58,20 @@ def summary(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     return {
         "problems": int(first["eval/prompts"]),
         "before": first[f"eval/{metric}_mean"],
-        "before_ci95": first[f"eval/{metric}_ci95"],
+        "before_interval": [first[f"eval/{metric}_mean_{bound}"] for bound in ("low", "high")],
         "after": last[f"eval/{metric}_mean"],
-        "after_ci95": last[f"eval/{metric}_ci95"],
+        "after_interval": [last[f"eval/{metric}_mean_{bound}"] for bound in ("low", "high")],
         "evaluations": {row["iteration"]: row[f"eval/{metric}_mean"] for row in evaluated},
         "iterations": rows[-1]["iteration"] + 1,
         "iteration_s": sorted(row["time/iteration"] for row in rows)[len(rows) // 2],
         "reward": [round(row["reward_mean"], 4) for row in rows],
         "kl": [round(row.get("kl", 0.0), 4) for row in rows],
     }
+
+
+def with_interval(result: dict[str, Any], when: str) -> str:
+    low, high = result[f"{when}_interval"]
+    return f"{result[when]:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def device_name() -> str:
@@ -90,12 +95,11 @@ def main() -> None:
                 print((Path(folder) / f"seed{seed}.log").read_text()[-3000:], file=sys.stderr)
             results.append(job.result())
     print(f"{args.config} on {device_name()}, torch {torch.__version__}, {' '.join(args.set)}")
-    print("seed  problems  before          after           iterations  s/iteration  wall s")
+    print("seed  problems  before                after                 iterations  s/iteration  wall s")
     for r in results:
         print(
-            f"{r['seed']:4d}  {r['problems']:8d}  {r['before']:.3f} ± {r['before_ci95']:.3f}  "
-            f"{r['after']:.3f} ± {r['after_ci95']:.3f}  {r['iterations']:10d}  {r['iteration_s']:11.2f}  "
-            f"{r['wall_s']:.0f}"
+            f"{r['seed']:4d}  {r['problems']:8d}  {with_interval(r, 'before')}  {with_interval(r, 'after')}  "
+            f"{r['iterations']:10d}  {r['iteration_s']:11.2f}  {r['wall_s']:.0f}"
         )
     if args.output:
         Path(args.output).write_text(json.dumps({"device": device_name(), "set": args.set, "seeds": results}, indent=1))

@@ -85,6 +85,8 @@ ALGORITHM_DEFAULTS: dict[str, Tree] = {
     },
     "sft": {},
     "reward_model": {},
+    # Trains nothing; `hybridflow evaluate` sets it.
+    "evaluate": {},
 }
 
 WITHOUT_CRITIC = (

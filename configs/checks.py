@@ -12,6 +12,7 @@ from typing import Literal
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.errors import ConfigError, first_of, shown
+from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
 from configs.init_checks import init_problems
 from configs.machine_checks import machine_problems
 from configs.model_checks import model_file_problems
@@ -84,17 +85,12 @@ def _trained_model(config: RunConfig) -> Iterator[str]:
 
 
 def _data_is_there(config: RunConfig) -> Iterator[str]:
-    if config.data.train is None:
+    if config.data.train is None and config.algorithm != "evaluate":
         yield "data.train: not set; name the rows to train on, as in data.train.path=prompts.jsonl"
-    if config.evaluation.every is not None and config.data.validation is None:
-        yield (
-            f"evaluation.every: {config.evaluation.every}, but data.validation is not set; "
-            "name held-out rows or set evaluation.every to null"
-        )
 
 
 def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
-    if config.algorithm not in RL_ALGORITHMS:
+    if config.algorithm not in (*RL_ALGORITHMS, "evaluate"):
         return
     has_model = config.reward.path is not None or config.reward.init is not None
     if not has_model and not config.rewards.functions:
@@ -120,7 +116,7 @@ def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
 
 def _answers(config: RunConfig) -> Iterator[str]:
     """Built-in rewards that compare with an answer need one."""
-    if config.algorithm not in RL_ALGORITHMS or not _lacks_answers(config):
+    if config.algorithm not in (*RL_ALGORITHMS, "evaluate") or not _lacks_answers(config):
         return
     for index, function in enumerate(config.rewards.functions):
         key = f"rewards.functions.{index}.path"
@@ -134,7 +130,8 @@ def _answers(config: RunConfig) -> Iterator[str]:
 
 
 def _lacks_answers(config: RunConfig) -> bool:
-    generated = config.data.train is not None and config.data.train.source == "reasoning_gym"
+    sources = held_out(config).values() if config.algorithm == "evaluate" else filter(None, (config.data.train,))
+    generated = any(source.source == "reasoning_gym" for source in sources)
     return config.data.answer_column is None and not generated
 
 
@@ -232,7 +229,9 @@ def _resources(config: RunConfig) -> Iterator[str]:
 def _data_files(config: RunConfig) -> Iterator[str]:
     kind = data_kind(config.algorithm)
     yield from data_problems(config.data, "train", kind)
-    yield from data_problems(config.data, "validation", kind)
+    for name in held_out(config):
+        for problem in data_problems(with_held_out(config, name).data, "validation", kind):
+            yield problem.replace("data.validation", held_out_key(name), 1)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -248,6 +247,7 @@ CHECKS: tuple[Check, ...] = (
     _training,
     _optimizers,
     _resources,
+    evaluation_problems,
     machine_problems,
     output_problems,
     package_problems,

@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import shown, suggestion
+from configs.evaluation import held_out, held_out_key
 from configs.paths import is_folder, is_there, user_path
-from configs.schema import ROLES, ModelConfig, Role, RunConfig
+from configs.schema import ModelConfig, Role, RunConfig
 
-CHECKPOINT = "checkpoint:"
 MAX_NAME = 255
 """Bytes of a file's name."""
 SMOLLM2 = "smollm2"
@@ -75,9 +76,7 @@ def looks_local(path: str) -> bool:
 
 
 def _checkpoint_problems(key: str, path: str, config: RunConfig) -> Iterator[str]:
-    run = path.removeprefix(CHECKPOINT)
-    above, _, last = run.rpartition("/")
-    run = above if above and last in ROLES else run
+    run = parse_checkpoint(path).run
     candidates = [user_path(run), Path(config.output) / run]
     named = Path(config.output).glob(f"{glob.escape(run)}*/config.json") if run and "/" not in run else ()
     if not run or not (any(is_there(place / "config.json") for place in candidates) or any(named)):
@@ -94,9 +93,10 @@ def _smollm2_problems(key: str) -> Iterator[str]:
 def package_problems(config: RunConfig) -> Iterator[str]:
     """Optional packages that the configuration asks for and that are not installed."""
     wanted = {"rollout.engine": "sglang"} if config.rollout.engine == "sglang" else {}
-    for split, dataset in (("train", config.data.train), ("validation", config.data.validation)):
+    datasets = {held_out_key(name): dataset for name, dataset in held_out(config).items()}
+    for key, dataset in {"data.train": config.data.train, **datasets}.items():
         if dataset is not None and dataset.source != "file":
-            wanted[f"data.{split}.source"] = dataset.source
+            wanted[f"{key}.source"] = dataset.source
     if config.logging.tensorboard:
         wanted["logging.tensorboard"] = "tensorboard"
     if config.logging.wandb_project is not None:

@@ -91,7 +91,7 @@ class ModelConfig(Section):
     """One model role."""
 
     path: str | None = None
-    """A Hugging Face directory or id, `checkpoint:RUN[/ROLE]` for an exported model of an earlier run, or null: not used."""
+    """A Hugging Face directory or id, `checkpoint:RUN[@STEP][/ROLE]` for an exported model of an earlier run, or null: not used."""
     init: Options | None = None
     """Train from scratch: keyword arguments of `AutoConfig.for_model` (`model_type`, sizes); `path` then names the tokenizer only."""
     trust_remote_code: bool = False
@@ -348,16 +348,28 @@ class CheckpointConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out evaluation inside a run."""
+    """Held-out evaluation, inside a run and by `hybridflow evaluate`."""
 
     every: PositiveInt | None = None
-    """Iterations between evaluations; null: only where the flow asks for one."""
+    """Iterations between evaluations (one before the first update, one after the last too); null: none in the run."""
+    datasets: dict[str, DatasetConfig] = {}
+    """Held-out data sets beside `data.validation`, by name; they share its columns and their metrics begin with `eval/NAME/`."""
     num_samples: PositiveInt = 1
-    """Responses per validation prompt."""
+    """Responses per prompt (n)."""
+    ks: tuple[PositiveInt, ...] = ()
+    """k of pass@k and best@k beside n; at most n."""
+    score: str | None = None
+    """Part of the reward that is judged: the name of a reward function, or `model`; null: the whole reward."""
+    pass_score: float = 1.0
+    """pass@k: a sample passes with at least this score."""
+    extract: Literal["auto", "tags", "boxed", "number", "last_line", "whole"] = "auto"
+    """maj@n: how the answer that a response votes for is found in it (as `extract` of `exact_match`)."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of the evaluation."""
     batch_size: PositiveInt = 128
     """Prompts generated together."""
+    store_samples: bool = True
+    """Write every sample with its scores to `evaluations/STEP/NAME.jsonl` of the run directory."""
 
 
 class LoggingConfig(Section):

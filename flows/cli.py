@@ -149,6 +149,53 @@ def resume(run: Run, overrides: Overrides = None, runs: Runs = RUNS, json: Json 
     _finish(deliver(lambda: commands.resume(run, overrides or (), runs, quiet=json), as_json=json))
 
 
+@app.command(epilog=EPILOG)
+def evaluate(
+    config: Config,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="RUN|PATH",
+            help="A run (RUN@STEP: one of its checkpoints), a checkpoint's folder, or a Hugging Face directory; "
+            "the configured actor if not given.",
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dataset",
+            metavar="NAME=PATH",
+            help="Held-out rows in place of the configured ones (NAME=SOURCE:PATH for another source). Repeatable.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Parent of the evaluation's directory (sets `output`)."),
+    ] = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Evaluate a model on held-out data: mean@n, pass@k, best@k, maj@n with intervals. Nothing is trained."""
+    from flows.commands.evaluate import evaluate as command
+
+    _finish(
+        deliver(
+            lambda: command(
+                config,
+                overrides or (),
+                checkpoint=checkpoint,
+                datasets=dataset or (),
+                runs=runs,
+                output=output,
+                quiet=json,
+            ),
+            as_json=json,
+        )
+    )
+
+
 @app.command()
 def ui(runs: Runs = RUNS, json: Json = False) -> None:
     """Serve the Prefect UI of the runs in a folder until Ctrl-C."""

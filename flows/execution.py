@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 MAX_RECOVERIES = 3
 """Rebuilds of the ranks without a new checkpoint in between, before the run gives up."""
 EVALUATED_BY = {"reward_model": "reward.evaluate"}
-NOT_EVALUATED = {"sft"}
+NOT_EVALUATED = {"sft", "evaluate"}
+"""Without responses that are scored, or nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,30 +177,29 @@ class RunExecution:
         metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
         self.last_metrics = metrics
         self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())
-        if (iteration + 1) % self.config.checkpoint.every == 0 or iteration + 1 == self.config.training.num_iterations:
+        every, last = self.config.checkpoint.every, iteration + 1 == self.config.training.num_iterations
+        if controller.ranks.trained and ((iteration + 1) % every == 0 or last):
             await checkpoint_task(self, controller, iteration + 1)
         self.done = iteration + 1
 
     async def _stages(self, models: Models, iteration: int) -> None:
         prompts = RolloutsHandle(iteration)
         if iteration == 0:
-            await self._evaluate(models, prompts)
+            await self._evaluate(models, prompts, step=0)
         await get_algorithm(self.config.algorithm).function(models, prompts)
         await gather(*models.stages)
         every = self.config.evaluation.every
         if every and ((iteration + 1) % every == 0 or iteration + 1 == self.config.training.num_iterations):
-            await self._evaluate(models, prompts)
+            await self._evaluate(models, prompts, step=iteration + 1)
 
-    async def _evaluate(self, models: Models, prompts: RolloutsHandle) -> None:
+    async def _evaluate(self, models: Models, prompts: RolloutsHandle, *, step: int) -> None:
         config = self.config
-        if not config.evaluation.every or config.data.validation is None or config.algorithm in NOT_EVALUATED:
+        if not config.evaluation.every or config.algorithm in NOT_EVALUATED:
             return
-        site = EVALUATED_BY.get(config.algorithm, "actor.evaluate")
-        sampling = {
-            "temperature": config.evaluation.temperature,
-            "num_samples": config.evaluation.num_samples,
-        }
-        await models.call(site, prompts, **sampling)
+        if config.algorithm in EVALUATED_BY:
+            await models.call(EVALUATED_BY[config.algorithm], prompts)
+        else:
+            await models.actor.evaluate(prompts, step=step)
 
     def _update_kl(self, controller: Controller, outcomes: dict[str, StageOutcome]) -> None:
         outcome = outcomes.get("actor.compute_advantages")

@@ -77,3 +77,9 @@ async def reward_model(models: Models, batch: Prompts) -> RolloutsHandle:
     """Reward model by the Bradley-Terry likelihood of preference pairs (Ouyang et al. 2022)."""
     pairs = await models.reward.load_pairs(batch)
     return await models.reward.update_reward(pairs, loss="bradley_terry")
+
+
+@ALGORITHMS.register("evaluate")
+async def evaluate(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """No training: the held-out data sets, once (`hybridflow evaluate`)."""
+    return await models.actor.evaluate(prompts, step=0)

@@ -18,7 +18,8 @@ class ModelCall:
     """One row of the table.
 
     reads and writes name columns (`pipeline.rollouts`); a name ending in `?` is read where it
-    exists. `new_rows` marks calls whose result has rows of its own.
+    exists. `new_rows` marks calls whose result has rows of its own. `uses` names roles whose models the call needs
+    on the same ranks, where there are any.
     """
 
     role: str
@@ -28,6 +29,7 @@ class ModelCall:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     new_rows: bool = False
+    uses: tuple[str, ...] = ()
 
     @property
     def site(self) -> str:
@@ -79,7 +81,7 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
                   reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?")),
-        ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO"),
+        ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO", uses=("reward",)),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),
     )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from configs.algorithms import own_estimator, own_policy_loss
 from configs.errors import UserError
+from configs.evaluation import held_out
 from configs.schema import RunConfig
 from pipeline.calls import CALLS
 from pipeline.stages import Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
@@ -99,6 +100,20 @@ class Actor(_Role):
         if chosen is None:
             raise UserError(f"algorithm {config.algorithm!r} names no policy loss; set loss.policy, as in clipped")
         return self._models.call("actor.update_actor", rollouts, loss=chosen)
+
+    async def evaluate(self, prompts: Prompts, *, step: int) -> RolloutsHandle:
+        """Responses to every held-out data set, scored as in training; step: updates so far, for the record."""
+        config = self._models.config
+        for name in held_out(config):
+            await self._models.call(
+                "actor.evaluate",
+                prompts,
+                dataset=name,
+                step=step,
+                temperature=config.evaluation.temperature,
+                num_samples=config.evaluation.num_samples,
+            )
+        return prompts
 
 
 class Critic(_Role):

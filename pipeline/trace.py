@@ -15,7 +15,7 @@ from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
 from pipeline.calls import Kind
 from pipeline.models import Models
-from pipeline.placement import pool_of
+from pipeline.placement import needs_model, pool_of
 from pipeline.plugins import load_plugins
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
 
@@ -30,6 +30,7 @@ class TracedCall:
     kind: Kind
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    uses: tuple[str, ...] = ()
 
 
 def trace(config: RunConfig) -> list[TracedCall]:
@@ -62,6 +63,7 @@ def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
         kind=spec.call.kind,
         reads=reads,
         writes=spec.call.writes,
+        uses=tuple(role for role in spec.call.uses if needs_model(config, role)),
     )
 
 
@@ -76,5 +78,5 @@ def trained_roles(calls: list[TracedCall]) -> set[str]:
 
 
 def roles_of(calls: list[TracedCall]) -> set[str]:
-    """Roles that the algorithm calls."""
-    return {call.role for call in calls}
+    """Roles that the algorithm calls, and those that its calls use."""
+    return {role for call in calls for role in (call.role, *call.uses)}

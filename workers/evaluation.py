@@ -1,58 +1,125 @@
-"""Held-out evaluation on the ranks: rewards of generated responses, accuracy on preference pairs."""
+"""Held-out evaluation on the ranks: responses generated and scored as in training, accuracy on preference pairs.
+
+prompts of a data set -> every rank: its share, n samples each -> rewards
+                      -> the pool's first rank: estimators (`pipeline.evaluation`), samples on disk
+"""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from configs.evaluation import VALIDATION, metric_prefix
+from configs.schema import EvaluationConfig
 from pipeline.balance import partition_by_tokens
-from pipeline.rollouts import Array, concat
+from pipeline.evaluation import estimate, mean_at_n, summary, wilson
+from pipeline.rollouts import Array, Rollouts, concat
+from storage.evaluations import write_samples
 from workers.generation import generate_rollouts, prompts_of_engine
-from workers.process_group import PoolGroup
+from workers.process_group import PoolGroup, gather_to_first
 from workers.rank_context import RankContext
-from workers.scoring import score_rewards
+from workers.scoring import ScoredRows, score_rewards
+from workers.verifiers import extract_answer
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest
 
+SAMPLE_COLUMNS = ("prompt_id", "group", "sample", "prompt_text", "text", "answer", "finish_reason", "response_length")
+
 
 def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, float]:
-    """Mean reward of the validation prompts' responses, with a 95 % interval (normal), and its parts.
+    """Estimates on one data set (argument `dataset`), on the pool's first rank; collective.
 
-    Each rank takes its share of the prompts; collective.
+    A sample that a reward function fails on counts as 0 (`abort` stops), whatever its group.
     """
-    source, config = context.validation_prompts, context.config
+    name = str(request.arguments.get("dataset", VALIDATION))
+    samples, scored = _own_samples(context, request, name)
+    failures = sum_over_ranks(np.array([sum(scored.failed.values())], float), context.group)
+    parts = gather_to_first(samples, context.group)
+    if parts is None:
+        return {}
+    batch = _in_order(concat(parts))
+    config = context.config.evaluation
+    if config.store_samples:
+        step = int(request.arguments.get("step", request.key.iteration))
+        write_samples(context.run_dir, step, name, sample_rows(batch, config))
+    metrics = {**sample_metrics(batch, config), "reward_errors": float(failures[0])}
+    return {f"{metric_prefix(name)}{metric}": value for metric, value in metrics.items()}
+
+
+def _own_samples(context: RankContext, request: StageRequest, name: str) -> tuple[Rollouts, ScoredRows]:
+    """This rank's share, scored: sample columns and the parts of the reward."""
+    source = context.evaluation_prompts(name)
     prompts = source.prompts(np.arange(len(source)))
     lengths = np.array([len(p.tokens) for p in prompts])
     mine = prompts_of_engine(context, lengths)
     # as many calls on every rank: generation is collective
-    batches = np.array_split(mine, max(1, -(-len(prompts) // config.evaluation.batch_size)))
+    batches = np.array_split(mine, max(1, -(-len(prompts) // context.config.evaluation.batch_size)))
     parts = [generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches]
     rollouts = concat(parts)
-    sums = {
-        name: _moments(column)
-        for name, column in score_rewards(context, rollouts).columns.items()
-        if name != "reward_dropped"
-    }
-    total = sum_over_ranks(np.stack(list(sums.values())), context.group)
-    metrics: dict[str, float] = {
-        "eval/prompts": float(len(prompts)),
-        "eval/samples_per_prompt": float(config.evaluation.num_samples),
-    }
-    for name, (count, first, second) in zip(sums, total, strict=True):
-        mean = first / count
-        spread = math.sqrt(max(second / count - mean * mean, 0.0) / max(count - 1, 1))
-        metrics[f"eval/{name}_mean"] = mean
-        metrics[f"eval/{name}_ci95"] = 1.96 * spread
+    scored = score_rewards(context, rollouts)
+    return rollouts.only(SAMPLE_COLUMNS).with_columns(sample=scored.columns), scored
+
+
+def _in_order(batch: Rollouts) -> Rollouts:
+    return batch.select(np.lexsort((batch["sample"], batch["group"])))
+
+
+def sample_metrics(batch: Rollouts, config: EvaluationConfig) -> dict[str, float]:
+    """Estimates of the judged score, and the mean of every part; rows in the order of prompts and samples."""
+    num_samples = int((batch["group"] == batch["group"][0]).sum())
+
+    def by_prompt(column: Array) -> Array:
+        return column.astype(np.float64).reshape(-1, num_samples)
+
+    answers = np.array([_extracted(text, config) for text in batch["text"]], dtype=object).reshape(-1, num_samples)
+    scores = by_prompt(batch[_score_column(config)])
+    metrics = {"prompts": float(len(scores)), "samples_per_prompt": float(num_samples)}
+    metrics |= summary(scores, answers.tolist(), ks=config.ks, pass_score=config.pass_score)
+    parts = [name for name in batch.sample_columns if name == "reward" or name.startswith("reward/")]
+    for name in (*parts, "response_length"):
+        values = by_prompt(batch[name])
+        known = ~np.isnan(values).any(axis=1)  # an entry that a function did not give for every sample
+        metrics |= estimate(mean_at_n(values[known])).metrics(f"{name}_mean")
+    metrics["truncated"] = float((batch["finish_reason"] == "length").mean())
     return metrics
 
 
+def sample_rows(batch: Rollouts, config: EvaluationConfig) -> Iterator[dict[str, Any]]:
+    """The samples as people read them, one JSON object each."""
+    parts = [name for name in batch.sample_columns if name.startswith("reward/")]
+    for row in range(batch.num_rows):
+        answer = str(batch["answer"][row])
+        yield {
+            "prompt_id": int(batch["prompt_id"][row]),
+            "sample": int(batch["sample"][row]),
+            "prompt": str(batch["prompt_text"][row]),
+            "response": str(batch["text"][row]),
+            "answer": json.loads(answer) if answer else None,
+            "extracted": _extracted(batch["text"][row], config),
+            "score": float(batch[_score_column(config)][row]),
+            "reward": float(batch["reward"][row]),
+            "parts": {name.removeprefix("reward/"): float(batch[name][row]) for name in parts},
+            "response_length": int(batch["response_length"][row]),
+            "finish_reason": str(batch["finish_reason"][row]),
+        }
+
+
+def _extracted(text: object, config: EvaluationConfig) -> str | None:
+    return extract_answer(str(text), config.extract)
+
+
+def _score_column(config: EvaluationConfig) -> str:
+    return "reward" if config.score is None else f"reward/{config.score}"
+
+
 def evaluate_pairs(context: RankContext, request: StageRequest) -> dict[str, float]:
-    """Share of validation pairs whose chosen response scores higher; collective."""
+    """Share of validation pairs whose chosen response scores higher, with Wilson's 95 % interval; collective."""
     source = context.validation_pairs
     batch = source.rollouts(np.arange(len(source)))
     rows = partition_by_tokens(batch.lengths, batch["group"], request.num_shards)[request.shard]
@@ -61,7 +128,14 @@ def evaluate_pairs(context: RankContext, request: StageRequest) -> dict[str, flo
     right, margin, count = sum_over_ranks(
         np.array([(margins > 0).sum(), margins.sum(), margins.size], float), context.group
     )
-    return {"eval/accuracy": right / count, "eval/margin": margin / count, "eval/pairs": count}
+    low, high = wilson(int(right), int(count))
+    return {
+        "eval/accuracy": right / count,
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/margin": margin / count,
+        "eval/pairs": count,
+    }
 
 
 def sum_over_ranks(values: Array, group: PoolGroup) -> Array:
@@ -69,8 +143,3 @@ def sum_over_ranks(values: Array, group: PoolGroup) -> Array:
     tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
     dist.all_reduce(tensor, group=group.control)
     return tensor.numpy()
-
-
-def _moments(column: Array) -> Array:
-    values = column.astype(np.float64)
-    return np.array([values.size, values.sum(), (values * values).sum()])

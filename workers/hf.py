@@ -26,8 +26,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import UserError, shown
-from configs.schema import ROLES, ModelConfig, RunConfig
+from configs.schema import ModelConfig, RunConfig
 from configs.tokenizer_checks import TOKENIZER_ROLES
 from storage.run_directory import RunDirectory
 from workers import attention
@@ -35,7 +36,6 @@ from workers.loading_report import refuse_other_kinds
 from workers.smollm2 import resolve_model_path
 
 Kind = Literal["causal_lm", "scalar"]
-CHECKPOINT = "checkpoint:"
 GGUF = "gguf:"
 LOADING_ERRORS = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError,
@@ -94,7 +94,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     """
     path, model = _tokenizer_source(config)
     if path.startswith(CHECKPOINT):
-        run, _ = split_checkpoint(path, parent=config.output)
+        run = RunDirectory.resolve(parse_checkpoint(path).run, config.output)
         return load_tokenizer(run.config())
     location, options = _location(path, model)
     with _explained(path):
@@ -112,15 +112,6 @@ def stop_token_ids(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     if ids is None:
         raise UserError("no end-of-sequence id in the model or its tokenizer; set rollout.stop_token_ids")
     return (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def split_checkpoint(path: str, *, parent: str) -> tuple[RunDirectory, str | None]:
-    """The run and the role (None: not named) of `checkpoint:RUN[/ROLE]`."""
-    name = path.removeprefix(CHECKPOINT)
-    above, _, last = name.rpartition("/")
-    if above and last in ROLES:
-        return RunDirectory.resolve(above, parent), last
-    return RunDirectory.resolve(name, parent), None
 
 
 def _from_scratch(config: ModelConfig, kind: Kind, seed: int, device: torch.device | str) -> PreTrainedModel:

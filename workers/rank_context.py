@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from configs.errors import UserError
+from configs.evaluation import with_held_out
 from configs.schema import RunConfig
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
@@ -48,6 +49,7 @@ class RankContext:
         self.config, self.device, self.group, self.mesh, self.plane = config, device, group, mesh, plane
         self.models, self.roles = models, roles
         self.run_dir, self.global_rank = run_dir, global_rank
+        self._evaluation_prompts: dict[str, PromptSource] = {}
         self.residency = Residency(models, device=device)
 
     def model(self, role: str) -> RoleModel:
@@ -65,9 +67,12 @@ class RankContext:
     def prompts(self) -> PromptSource:
         return PromptSource(self.config, self.tokenizer, split="train")
 
-    @cached_property
-    def validation_prompts(self) -> PromptSource:
-        return PromptSource(self.config, self.tokenizer, split="validation")
+    def evaluation_prompts(self, name: str) -> PromptSource:
+        """A held-out data set (`configs.evaluation.held_out`); read at its first use."""
+        if name not in self._evaluation_prompts:
+            config = with_held_out(self.config, name)
+            self._evaluation_prompts[name] = PromptSource(config, self.tokenizer, split="validation")
+        return self._evaluation_prompts[name]
 
     @cached_property
     def sequences(self) -> SequenceSource:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import UserError
 from configs.schema import ModelConfig, RunConfig
 from pipeline.random import seed_of
-from storage.checkpoints import CheckpointStore
+from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.run_directory import RunDirectory
 from workers.checkpoint_io import read_model
-from workers.hf import CHECKPOINT, Kind, empty_model, load_model, score_head, split_checkpoint
+from workers.hf import Kind, empty_model, load_model, score_head
 
 HOST = torch.device("cpu")
 KINDS: dict[str, Kind] = {
@@ -64,17 +66,24 @@ def load_role_model(
 
 def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig, *, new_head: bool) -> PreTrainedModel:
     assert section.path is not None
-    run, named = split_checkpoint(section.path, parent=config.output)
-    latest = CheckpointStore(run.checkpoints).latest()
-    if latest is None:
-        raise UserError(f"{role}.path: {section.path!r} has no committed checkpoint yet")
+    named = parse_checkpoint(section.path)
+    run = RunDirectory.resolve(named.run, config.output)
+    store = CheckpointStore(run.checkpoints)
+    checkpoint = store.latest() if named.step is None else _at_step(store, named.step)
+    if checkpoint is None:
+        which = "no committed checkpoint yet" if named.step is None else f"no checkpoint of step {named.step}"
+        raise UserError(f"{role}.path: {section.path!r} has {which}")
     likely = ("actor",) if KINDS[role] == "causal_lm" else (role, "reward", "critic", "actor")
-    wanted = (named,) if named else likely
-    saved = next((w for w in wanted if (latest.path / w).is_dir()), None)
+    wanted = (named.role,) if named.role else likely
+    saved = next((w for w in wanted if (checkpoint.path / w).is_dir()), None)
     if saved is None:
-        raise UserError(f"{role}.path: checkpoint {latest.path} holds none of {', '.join(wanted)}")
-    model, kind = read_model(latest.path / saved, trust_remote_code=section.trust_remote_code)
+        raise UserError(f"{role}.path: checkpoint {checkpoint.path} holds none of {', '.join(wanted)}")
+    model, kind = read_model(checkpoint.path / saved, trust_remote_code=section.trust_remote_code)
     return _as_kind(model, kind, KINDS[role], f"{role}.path: {section.path!r}", new_head=new_head)
+
+
+def _at_step(store: CheckpointStore, step: int) -> Checkpoint | None:
+    return next((checkpoint for checkpoint in store.committed() if checkpoint.step == step), None)
 
 
 def _as_kind(model: PreTrainedModel, kind: Kind, wanted: Kind, place: str, *, new_head: bool) -> PreTrainedModel:

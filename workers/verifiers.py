@@ -19,13 +19,14 @@ ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 JSON_FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
-Extraction = Literal["auto", "tags", "number", "last_line", "whole"]
+Extraction = Literal["auto", "tags", "boxed", "number", "last_line", "whole"]
 
 
 def extract_answer(text: str, how: Extraction = "auto") -> str | None:
     """The answer inside a response; None when there is none of that form.
 
-    tags: the last `<answer>...</answer>`. number: the last number (thousands commas removed).
+    tags: the last `<answer>...</answer>`. boxed: inside the last `\\boxed{...}`. number: the last number
+    (thousands commas removed).
     last_line: the last line that is not blank. whole: the text without surrounding space.
     auto: tags, else number, else last_line.
     """
@@ -34,18 +35,32 @@ def extract_answer(text: str, how: Extraction = "auto") -> str | None:
         return next((answer for answer in found if answer is not None), None)
     if how == "tags":
         return _last(ANSWER_TAGS.findall(text))
+    if how == "boxed":
+        return _last_boxed(text)
     if how == "number":
         return _last(number.replace(",", "").rstrip(".") for number in NUMBER.findall(text))
     if how == "last_line":
         return _last(line for line in text.splitlines() if line.strip())
     if how == "whole":
         return text.strip()
-    raise ValueError(f"extract={how!r}; valid: auto, tags, number, last_line, whole")
+    raise ValueError(f"extract={how!r}; valid: auto, tags, boxed, number, last_line, whole")
 
 
 def _last(found: Any) -> str | None:
     texts = [text.strip() for text in found]
     return texts[-1] if texts else None
+
+
+def _last_boxed(text: str) -> str | None:
+    """What stands between the braces of the last \\boxed that closes."""
+    found = None
+    for start in (match.end() for match in re.finditer(r"\\boxed\s*\{", text)):
+        depth, end = 1, start
+        while end < len(text) and depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        found = text[start : end - 1].strip() if depth == 0 else found
+    return found
 
 
 def exact_match(

@@ -126,3 +126,14 @@ def flaky(prompt: str, response: str, answer: Any, *, folder: str) -> float:
     if tries % 2:
         os._exit(1)
     raise RuntimeError(f"try {tries}")
+
+
+def refuses(prompt: str, response: str, answer: Any, *, this: str) -> float:
+    """Fails on one prompt; on the others the share of letters that are an e."""
+    if prompt == this:
+        raise RuntimeError("not this one")
+    return response.count("e") / max(len(response), 1)
+
+
+def short(prompt: str, response: str, answer: Any) -> float:
+    return float(len(response) < 12)

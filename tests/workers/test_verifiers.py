@@ -28,6 +28,8 @@ from workers.verifiers import (
         ("no tags 5", "tags", None),
         ("", "auto", None),
         ("  a b \n", "whole", "a b"),
+        (r"no \boxed{1}, but \boxed{\frac{a}{b}} and \boxed{open", "boxed", r"\frac{a}{b}"),
+        ("no box {1}", "boxed", None),
         ("x\n last \n \n", "last_line", "last"),
     ],
 )

@@ -1,0 +1,140 @@
+"""What held-out samples say: mean@n, pass@k, best@k, maj@n of P prompts with n samples each, and intervals.
+
+Every estimator gives a number per prompt, float64 [P]; the prompts are what was drawn at random, so that
+intervals are over them, however much the samples of one prompt resemble one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.rollouts import Array
+
+Z95 = 1.959963984540054
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over prompts with its 95 % interval; NaN bounds where the prompts are too few for one."""
+
+    mean: float
+    low: float
+    high: float
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """`name`, `name_low`, `name_high`."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def mean_at_n(scores: Array) -> Array:
+    """Mean of each prompt's samples; scores float [P, n]."""
+    return np.asarray(np.asarray(scores, dtype=np.float64).mean(axis=1))
+
+
+def pass_at_k(passed: Array, k: int) -> Array:
+    """Probability that one of k samples passes, without bias from n >= k of them, of which c pass:
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1); passed bool [P, n]."""
+    num_samples = _checked(passed.shape[1], k)
+    whole = math.comb(num_samples, k)
+    return np.array([1.0 - math.comb(num_samples - int(c), k) / whole for c in passed.sum(axis=1)])
+
+
+def best_at_k(scores: Array, k: int) -> Array:
+    """Expected highest score of k samples, over all choices of k of the n: the i-th smallest is the highest of
+    C(i - 1, k - 1) of the C(n, k) choices; scores float [P, n]."""
+    num_samples = _checked(scores.shape[1], k)
+    whole = math.comb(num_samples, k)
+    weights = np.array([math.comb(i, k - 1) / whole for i in range(num_samples)])
+    return np.asarray(np.sort(np.asarray(scores, dtype=np.float64), axis=1) @ weights)
+
+
+def majority_at_n(scores: Array, answers: Sequence[Sequence[str | None]]) -> Array:
+    """Score of the answer that most samples of a prompt give; scores float [P, n], answers [P][n].
+
+    The score of an answer is the mean over the samples that give it; a tie is the mean over the answers that
+    lead. None is no answer and no vote; a prompt without any vote scores 0.
+    """
+    return np.array([_majority(row, given) for row, given in zip(scores, answers, strict=True)], dtype=np.float64)
+
+
+def _majority(scores: Array, answers: Sequence[str | None]) -> float:
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    leading = [answer for answer, count in votes.items() if count == most]
+    means = [np.mean([s for s, a in zip(scores, answers, strict=True) if a == answer]) for answer in leading]
+    return float(np.mean(means))
+
+
+def estimate(values: Array, *, seed: int = 0) -> Estimate:
+    """Mean over prompts and its 95 % interval; values float [P].
+
+    Wilson's score interval (Wilson 1927) where every value is 0 or 1: it has a width also where all are equal.
+    Otherwise the percentile bootstrap over prompts, 2000 resamples, a function of `seed`; NaN for one prompt.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if not len(values):
+        return Estimate(mean=math.nan, low=math.nan, high=math.nan)
+    mean = float(values.mean())
+    if np.isin(values, (0.0, 1.0)).all():
+        low, high = wilson(int(values.sum()), len(values))
+    elif len(values) == 1:
+        low = high = math.nan
+    else:
+        low, high = bootstrap(values, seed=seed)
+    return Estimate(mean=mean, low=low, high=high)
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95 % score interval of a proportion."""
+    share, squared = successes / trials, Z95 * Z95 / trials
+    centre = (share + squared / 2) / (1 + squared)
+    half = Z95 / (1 + squared) * math.sqrt(share * (1 - share) / trials + squared / (4 * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap(values: Array, *, seed: int) -> tuple[float, float]:
+    """2.5 % and 97.5 % points of the mean over resampled prompts."""
+    rng = np.random.default_rng(seed)
+    means = np.empty(NUM_RESAMPLES)
+    for start in range(0, NUM_RESAMPLES, 100):  # 100 rows at a time: large data sets stay small in memory
+        chosen = rng.integers(len(values), size=(min(100, NUM_RESAMPLES - start), len(values)))
+        means[start : start + len(chosen)] = values[chosen].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def summary(
+    scores: Array,
+    answers: Sequence[Sequence[str | None]],
+    *,
+    ks: Sequence[int] = (),
+    pass_score: float = 1.0,
+) -> dict[str, float]:
+    """Every estimator with its interval: `mean@n`, `maj@n`, and `pass@k`, `best@k` for n and each of ks.
+
+    A sample passes with a score of at least pass_score. scores float [P, n]. Raises ValueError for a k above n.
+    """
+    num_samples = scores.shape[1]
+    passed = np.asarray(scores) >= pass_score
+    metrics = {
+        **estimate(mean_at_n(scores)).metrics(f"mean@{num_samples}"),
+        **estimate(majority_at_n(scores, answers)).metrics(f"maj@{num_samples}"),
+    }
+    for k in sorted({*ks, num_samples}):
+        metrics |= estimate(pass_at_k(passed, k)).metrics(f"pass@{k}")
+        metrics |= estimate(best_at_k(scores, k)).metrics(f"best@{k}")
+    return metrics
+
+
+def _checked(num_samples: int, k: int) -> int:
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k is {k}, with {num_samples} samples of a prompt; it has to be from 1 to {num_samples}")
+    return num_samples
