@@ -96,9 +96,9 @@ class Updater:
         loss = (output.loss * weights).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         self._add_metrics(sums, output, loss.detach(), batch, weights, totals)
-        if len(micro.rows):
-            computed = torch.tensor(float(packed.token_ids.numel()), device=self.device)
-            sums["packed_tokens"] = sums.get("packed_tokens", 0.0) + computed
+        # Also 0 is counted: the sums of all ranks are added, and must be as many on a rank without rows.
+        computed = torch.tensor(float(packed.token_ids.numel() if len(micro.rows) else 0), device=self.device)
+        sums["packed_tokens"] = sums.get("packed_tokens", 0.0) + computed
 
     def _outputs(self, packed: PackedBatch, batch: Rollouts) -> ModelOutputs:
         if not isinstance(self.model, PackedCausalLM):
