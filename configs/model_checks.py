@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.algorithms import algorithm_names
+from configs.checkpoint_paths import CHECKPOINT
 from configs.errors import shown
-from configs.model_files import CHECKPOINT, ModelFileError, check_weights, model_folder, read_json
+from configs.model_files import ModelFileError, check_weights, model_folder, read_json
 from configs.schema import ModelConfig, RunConfig
 from configs.transformers_source import model_types
 

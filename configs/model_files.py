@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.checkpoint_paths import CHECKPOINT, CheckpointPath, parse_checkpoint
 from configs.paths import is_folder, is_there, user_path
-from configs.schema import ROLES, ModelConfig
+from configs.schema import ModelConfig
 
-CHECKPOINT = "checkpoint:"
 GGUF = "gguf:"
 MAX_HEADER_BYTES = 100 << 20
 """Of a safetensors file; its format's own limit."""
@@ -31,18 +31,17 @@ def model_folder(model: ModelConfig, output: str, roles: tuple[str, ...]) -> Pat
     if model.path is None or model.path.startswith(GGUF):
         return None
     if model.path.startswith(CHECKPOINT):
-        return _checkpoint_folder(model.path.removeprefix(CHECKPOINT), output, roles)
+        return _checkpoint_folder(parse_checkpoint(model.path), output, roles)
     folder = user_path(model.path)
     return folder if is_folder(folder) and is_there(folder / "config.json") else None
 
 
-def _checkpoint_folder(name: str, output: str, roles: tuple[str, ...]) -> Path | None:
-    above, _, last = name.rpartition("/")
-    if above and last in ROLES:
-        name, roles = above, (last,)
-    for run in (user_path(name), user_path(output) / name):
+def _checkpoint_folder(named: CheckpointPath, output: str, roles: tuple[str, ...]) -> Path | None:
+    roles = roles if named.role is None else (named.role,)
+    for run in (user_path(named.run), user_path(output) / named.run):
         if is_folder(run / "checkpoints"):
-            newest = max((path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()), default=None)
+            steps = (path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+            newest = max((path for path in steps if named.step in (None, int(path.name))), default=None)
             found = [newest / role for role in roles if newest and is_there(newest / role / "config.json")]
             return found[0] if found else None
     return None

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.model_files import CHECKPOINT, GGUF, ModelFileError, read_json
+from configs.checkpoint_paths import CHECKPOINT
+from configs.model_files import GGUF, ModelFileError, read_json
 from configs.paths import is_folder, is_there, user_path
 from configs.schema import ModelConfig, RunConfig
 
