@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from configs.checks import check_config
 from configs.schema import RunConfig
+from flows.own_code import check_own_code
 from flows.sinks import check_sinks
 from workers.engines.sglang_probe import check_engine
 from workers.rewards import check_reward_functions
@@ -13,5 +14,6 @@ def check(config: RunConfig, *, source: str = "") -> None:
     """Raises UserError for the first thing that would stop the run."""
     check_config(config, source=source)
     check_sinks(config.logging)
+    check_own_code(config)
     check_reward_functions(config)
     check_engine(config)

@@ -41,6 +41,8 @@ class Models:
 
         Raises KeyError when no such call is registered.
         """
+        if site not in CALLS:
+            raise KeyError(f"no call {site!r} is registered (pipeline/calls.py lists them)")
         call = CALLS[site]
         key = StageKey(run=self.run, iteration=self.iteration, site=site, occurrence=self._occurrences[site])
         self._occurrences[site] += 1

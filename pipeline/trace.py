@@ -7,17 +7,25 @@ iteration a pool will see. What an iteration executes never depends on it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
 from pipeline.calls import Kind
-from pipeline.models import Models
+from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_of
 from pipeline.plugins import load_plugins
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
+
+MAX_CALLS = 1000
+
+
+class TraceError(UserError):
+    """An algorithm that cannot run: no coroutine function, no end, or a column that nothing writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,10 @@ class TracedCall:
 
 
 def trace(config: RunConfig) -> list[TracedCall]:
-    """The calls of one iteration, in the order in which the algorithm makes them."""
+    """The calls of one iteration, in the order in which the algorithm makes them.
+
+    Raises TraceError for an algorithm that cannot run; what its function raises itself is raised as it is.
+    """
     return asyncio.run(trace_async(config))
 
 
@@ -45,11 +56,28 @@ async def trace_async(config: RunConfig) -> list[TracedCall]:
 
     async def record(spec: StageSpec) -> StageOutcome:
         calls.append(traced(spec, config))
+        _check(spec, len(calls))
         return StageOutcome(num_rows=1, columns=dict.fromkeys(spec.call.writes, "trace"))
 
     models = Models(run="trace", iteration=0, config=config, execute=record)
-    await get_algorithm(config.algorithm).function(models, RolloutsHandle(0))
+    iteration = get_algorithm(config.algorithm).function(models, RolloutsHandle(0))
+    if not inspect.isawaitable(iteration):
+        raise TraceError("is no coroutine function; write `async def`")
+    await iteration
+    await gather(*models.stages)
     return calls
+
+
+def _check(spec: StageSpec, num_calls: int) -> None:
+    if num_calls > MAX_CALLS:
+        raise TraceError(f"makes more than {MAX_CALLS} calls an iteration; loops that depend on data belong in a stage")
+    present = spec.rollouts.columns
+    missing = [name for name in spec.call.reads if not name.endswith("?") and name not in present]
+    if missing:
+        raise TraceError(
+            f"{spec.key.stage} reads {', '.join(missing)}, which no call before it has written; "
+            "make that call earlier and await it"
+        )
 
 
 def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
