@@ -19,6 +19,12 @@ NO_KL = {"placement": "none"}
 ALGORITHM_DEFAULTS: dict[str, Tree] = {
     # Schulman et al. 2017, arXiv 1707.06347. Needs a critic.
     "ppo": {"advantage": {"estimator": "gae"}, "loss": {"policy": "clipped"}},
+    # Li et al. 2024, arXiv 2310.10505: the greedy response's reward is the baseline; one sample a prompt.
+    "remax": {
+        "advantage": {"estimator": "remax", "gamma": 1.0},
+        "loss": {"policy": "clipped"},
+        "kl": {"placement": "reward", "estimator": "k1", "coef": 0.05},
+    },
     # Shao et al. 2024, arXiv 2402.03300: baseline and scale from the group; mean over each response first.
     "grpo": {
         "rollout": GROUP_SIZE,

@@ -22,8 +22,8 @@ from configs.schema import ModelConfig, RunConfig
 from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
-RL_ALGORITHMS = ("ppo", *WITHOUT_CRITIC)
-ESTIMATORS = ("gae", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
+RL_ALGORITHMS = ("ppo", "remax", *WITHOUT_CRITIC)
+ESTIMATORS = ("gae", "remax", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
 GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
 POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = (

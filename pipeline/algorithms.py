@@ -47,6 +47,23 @@ async def ppo(models: Models, prompts: Prompts) -> RolloutsHandle:
     return rollouts
 
 
+@ALGORITHMS.register("remax")
+async def remax(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """ReMax (Li et al. 2024, arXiv 2310.10505): the reward of the greedy response is the baseline; no critic.
+
+    The paper's Figure 6: PPO with one more generation and without the critic's lines.
+    """
+    rollouts = await models.actor.generate_sequences(prompts)
+    greedy = await models.actor.generate_sequences(prompts, do_sample=False)
+    await gather(models.actor.compute_log_prob(rollouts),
+                 models.reference.compute_log_prob(rollouts),
+                 models.reward.compute_reward(rollouts),
+                 models.reward.compute_reward(greedy))  # fmt: skip
+    await models.compute_advantages(rollouts, estimator="remax", baseline=greedy)
+    await models.actor.update_actor(rollouts, loss="clipped")
+    return rollouts
+
+
 async def without_critic(models: Models, prompts: Prompts) -> RolloutsHandle:
     """The algorithms whose baseline is the samples' own: estimator, loss and normaliser are configuration.
 

@@ -7,7 +7,8 @@ rollouts and either adds columns (a *column* stage) or takes weights from one ve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["column", "state"]
@@ -19,7 +20,8 @@ class ModelCall:
 
     reads and writes name columns (`pipeline.rollouts`); a name ending in `?` is read where it
     exists. `new_rows` marks calls whose result has rows of its own. `uses` names roles whose models the call needs
-    on the same ranks, where there are any.
+    on the same ranks, where there are any. `also_reads`: columns of further row sets, by the name of the argument
+    that is given them.
     """
 
     role: str
@@ -30,6 +32,7 @@ class ModelCall:
     writes: tuple[str, ...] = ()
     new_rows: bool = False
     uses: tuple[str, ...] = ()
+    also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def site(self) -> str:
@@ -77,7 +80,8 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
                   reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
                          "finish_reason?", "reward_dropped?"),
-                  writes=("token_rewards", "advantages", "returns", "loss_mask")),
+                  writes=("token_rewards", "advantages", "returns", "loss_mask"),
+                  also_reads={"baseline": ("group", "reward", "reward_dropped?")}),
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
                   reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?")),
@@ -86,6 +90,11 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),
     )
 }  # fmt: skip
+
+
+def present_columns(reads: tuple[str, ...], present: Collection[str]) -> tuple[str, ...]:
+    """The names of a row's `reads`, those with a `?` where they are present."""
+    return tuple(name.rstrip("?") for name in reads if not name.endswith("?") or name[:-1] in present)
 
 
 def register_call(call: ModelCall) -> None:

@@ -30,41 +30,64 @@ class Models:
         self._execute = execute
         self._place = 0
         self._occurrences: Counter[str] = Counter()
+        self._row_sets: Counter[str] = Counter()
         self.stages: list[asyncio.Task[RolloutsHandle]] = []
         self.actor = Actor(self)
         self.critic = Critic(self)
         self.reference = Reference(self)
         self.reward = Reward(self)
 
-    def call(self, site: str, rollouts: RolloutsHandle, **arguments: Any) -> asyncio.Task[RolloutsHandle]:
+    def call(
+        self, site: str, rollouts: RolloutsHandle, *, row_set: str = "", **arguments: Any
+    ) -> asyncio.Task[RolloutsHandle]:
         """Issue the call registered as `site`; the result is the handle with the new columns.
 
+        row_set: name of the rows that a call with `new_rows` makes; empty: those that are trained on. The arguments
+        of the table's `also_reads` are handles of further row sets; None, or one without columns, is left out.
         Raises KeyError when no such call is registered.
         """
         if site not in CALLS:
             raise KeyError(f"no call {site!r} is registered (pipeline/calls.py lists them)")
         call = CALLS[site]
+        others = {name: handle for name in call.also_reads if (handle := arguments.pop(name, None)) is not None}
         key = StageKey(run=self.run, iteration=self.iteration, site=site, occurrence=self._occurrences[site])
         self._occurrences[site] += 1
         self._place += 1
-        target = RolloutsHandle(self.iteration) if call.new_rows else rollouts
-        spec = StageSpec(key=key, call=call, place=self._place, rollouts=rollouts.ref(), arguments=arguments)
+        target = RolloutsHandle(self.iteration, self._new_row_set(row_set)) if call.new_rows else rollouts
+        spec = StageSpec(
+            key=key,
+            call=call,
+            place=self._place,
+            rollouts=rollouts.ref(),
+            arguments=arguments,
+            row_set=target.row_set,
+            others={name: handle.ref() for name, handle in others.items() if handle.columns},
+        )
         task = asyncio.ensure_future(self._run(spec, target))
         task.set_name(key.name)
         self.stages.append(task)
         return task
 
+    def _new_row_set(self, name: str) -> str:
+        """The name, with a number where the iteration has such rows already."""
+        number = self._row_sets[name]
+        self._row_sets[name] += 1
+        return name if number == 0 else f"{name or 'rows'}{number}"
+
     async def _run(self, spec: StageSpec, target: RolloutsHandle) -> RolloutsHandle:
         target.add(await self._execute(spec))
         return target
 
-    async def compute_advantages(self, rollouts: RolloutsHandle, *, estimator: str | None = None) -> RolloutsHandle:
+    async def compute_advantages(
+        self, rollouts: RolloutsHandle, *, estimator: str | None = None, baseline: RolloutsHandle | None = None
+    ) -> RolloutsHandle:
         """Numeric, no forward pass (Table 4); runs on one rank of the actor's pool, beside the columns.
 
         estimator: None: that of the configuration, which goes before it anyway, or of the algorithm's entry.
+        baseline: rows with a reward, one for each prompt, whose rewards are the baseline (ReMax).
         """
         chosen = self.config.advantage.estimator or estimator or own_estimator(self.config.algorithm)
-        return await self.call("actor.compute_advantages", rollouts, estimator=chosen)
+        return await self.call("actor.compute_advantages", rollouts, estimator=chosen, baseline=baseline)
 
 
 class _Role:
@@ -75,8 +98,15 @@ class _Role:
 class Actor(_Role):
     """The policy."""
 
-    def generate_sequences(self, prompts: Prompts, **sampling: Any) -> Awaitable[RolloutsHandle]:
-        """Auto-regressive generation; `num_samples` responses for every prompt."""
+    def generate_sequences(
+        self, prompts: Prompts, *, do_sample: bool = True, **sampling: Any
+    ) -> Awaitable[RolloutsHandle]:
+        """Auto-regressive generation; `num_samples` responses for every prompt.
+
+        do_sample: False: one greedy response for every prompt, in the row set `greedy`.
+        """
+        if not do_sample:
+            sampling = {"row_set": "greedy", "temperature": 0.0, "num_samples": 1, **sampling}
         return self._models.call("actor.generate_sequences", prompts, **sampling)
 
     def load_sequences(self, batch: Prompts) -> Awaitable[RolloutsHandle]:

@@ -45,6 +45,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "answer": ("str", "from the data set, as JSON; empty where there is none"),
     "reward": ("float32", "weighted sum of the parts `reward/NAME`"),
     "reward_dropped": ("uint8", "1: a reward function failed on the group, which is left out of the update"),
+    "baseline": ("float32", "reward of the prompt's greedy response (ReMax); in memory only"),
 }
 
 

@@ -34,25 +34,32 @@ class StageKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsRef:
-    """What travels instead of a payload: which columns of an iteration exist, and where.
+    """What travels instead of a payload: which columns of an iteration's row set exist, and where.
 
-    columns: column name to the address of the Dask worker that made it, or `STORE`.
+    columns: column name to the address of the Dask worker that made it, or `STORE`. row_set: empty for the
+    rollouts that are trained on.
     """
 
     iteration: int
     num_rows: int
     columns: Mapping[str, str] = field(default_factory=dict)
+    row_set: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """One stage to execute: all that a task needs to know, small enough for any wire."""
+    """One stage to execute: all that a task needs to know, small enough for any wire.
+
+    row_set: where its columns go. others: further row sets that it reads, by the name of the argument.
+    """
 
     key: StageKey
     call: ModelCall
     place: int
     rollouts: ColumnsRef
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    row_set: str = ""
+    others: Mapping[str, ColumnsRef] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +79,17 @@ class StageOutcome:
 
 
 class RolloutsHandle:
-    """The controller's handle on one iteration's rollouts; columns appear as stages end."""
+    """The controller's handle on one row set of an iteration; columns appear as stages end."""
 
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
+    def __init__(self, iteration: int, row_set: str = "") -> None:
+        self.iteration, self.row_set = iteration, row_set
         self.num_rows = 0
         self.columns: dict[str, str] = {}
 
     def ref(self) -> ColumnsRef:
-        return ColumnsRef(iteration=self.iteration, num_rows=self.num_rows, columns=dict(self.columns))
+        return ColumnsRef(
+            iteration=self.iteration, num_rows=self.num_rows, columns=dict(self.columns), row_set=self.row_set
+        )
 
     def add(self, outcome: StageOutcome) -> None:
         self.num_rows = outcome.num_rows

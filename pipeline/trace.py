@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
-from pipeline.calls import Kind
+from pipeline.calls import Kind, present_columns
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_of
 from pipeline.plugins import load_plugins
@@ -30,7 +30,10 @@ class TraceError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCall:
-    """One call of an iteration: stage name, model, pool, kind, and the columns it reads and writes."""
+    """One call of an iteration: stage name, model, pool, kind, and the columns it reads and writes.
+
+    Columns of another row set than the one that is trained on are named `ROW_SET/COLUMN`.
+    """
 
     stage: str
     role: str
@@ -82,17 +85,25 @@ def _check(spec: StageSpec, num_calls: int) -> None:
 
 def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
     """What a stage reads, of the columns that exist, and writes."""
-    present = spec.rollouts.columns
-    reads = tuple(name.rstrip("?") for name in spec.call.reads if not name.endswith("?") or name[:-1] in present)
+    also = (
+        name
+        for argument, ref in spec.others.items()
+        for name in named(ref.row_set, present_columns(spec.call.also_reads[argument], ref.columns))
+    )
     return TracedCall(
         stage=spec.key.stage,
         role=spec.call.role,
         pool=pool_of(config, spec.call.role),
         kind=spec.call.kind,
-        reads=reads,
-        writes=spec.call.writes,
+        reads=(*named(spec.rollouts.row_set, present_columns(spec.call.reads, spec.rollouts.columns)), *also),
+        writes=named(spec.row_set, spec.call.writes),
         uses=tuple(role for role in spec.call.uses if needs_model(config, role)),
     )
+
+
+def named(row_set: str, columns: Iterable[str]) -> tuple[str, ...]:
+    """Column names with their row set before them."""
+    return tuple(f"{row_set}/{name}" if row_set else name for name in columns)
 
 
 def calls_per_pool(calls: list[TracedCall]) -> Mapping[str, int]:

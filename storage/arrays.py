@@ -38,9 +38,12 @@ class EncodedColumn:
     files: Mapping[str, bytes]
 
 
-def array_name(column: str) -> str:
-    """The Zarr array of a column: dots for slashes, as `reward/NAME` may not lie below the array `reward`."""
-    return column.replace("/", ".")
+def array_name(column: str, row_set: str = "") -> str:
+    """The Zarr array of a column: dots for slashes, as `reward/NAME` may not lie below the array `reward`.
+
+    A column of a further row set has that set's name before its own.
+    """
+    return (f"{row_set}/{column}" if row_set else column).replace("/", ".")
 
 
 def is_text(column: Array) -> bool:
@@ -56,14 +59,16 @@ def checksum(column: Array) -> int:
     return int(google_crc32c.value(little.view(np.uint8)))
 
 
-def encode_column(name: str, kind: ColumnKind, column: Array, attributes: Mapping[str, Any]) -> EncodedColumn:
+def encode_column(
+    name: str, kind: ColumnKind, column: Array, attributes: Mapping[str, Any], *, row_set: str = ""
+) -> EncodedColumn:
     """Encode one array; raises StorageError for values that have no portable form."""
     _check_storable(name, column)
-    files = _encode(column, DIMENSIONS[kind], {**attributes, "column": name})
+    files = _encode(column, array_name(DIMENSIONS[kind], row_set), {**attributes, "column": name})
     chunks = sum(1 for path in files if path.startswith("c/"))
     record = ArrayRecord(
         name=name,
-        array=array_name(name),
+        array=array_name(name, row_set),
         kind=kind,
         dtype="str" if is_text(column) else column.dtype.name,
         count=len(column),

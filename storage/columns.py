@@ -13,14 +13,13 @@ from pipeline.rollouts import Array, Rollouts
 from storage.arrays import DECODE_ERRORS, array_name, encode_column, read_column
 from storage.atomic import write_files
 from storage.errors import StorageError
-from storage.iteration_group import IterationGroup
 from storage.records import ArrayRecord, ColumnKind
 
 IO_THREADS = 8
 
 
 def write_columns(
-    place: Path, columns: Rollouts, *, new_rows: bool, attributes: Mapping[str, Any]
+    place: Path, columns: Rollouts, *, new_rows: bool, attributes: Mapping[str, Any], row_set: str = ""
 ) -> tuple[ArrayRecord, ...]:
     """Write arrays under `place`, flushed; `place` itself is the caller's to flush."""
     jobs: list[tuple[str, ColumnKind, Array]] = [("offsets", "offsets", columns.offsets)] if new_rows else []
@@ -29,7 +28,7 @@ def write_columns(
 
     def write(job: tuple[str, ColumnKind, Array]) -> ArrayRecord:
         name, kind, column = job
-        encoded = encode_column(name, kind, column, attributes)
+        encoded = encode_column(name, kind, column, attributes, row_set=row_set)
         write_files(place / encoded.record.array, encoded.files)
         return encoded.record
 
@@ -50,20 +49,20 @@ def _check_names(names: Sequence[str]) -> None:
         owners[array] = name
 
 
-def read_columns(folder: Path, group: IterationGroup, columns: Sequence[str] | None, *, verify: bool) -> Rollouts:
-    """Committed columns (None: all), all rows; raises StorageError for anything missing or damaged."""
-    names = [name for name in group.arrays if name != "offsets"] if columns is None else list(columns)
-    records = _records(folder, group, ["offsets", *names])
-    return _assemble(folder, group, _read_arrays(folder, records, verify=verify))
+def read_columns(
+    folder: Path, arrays: Mapping[str, ArrayRecord], columns: Sequence[str] | None, *, verify: bool
+) -> Rollouts:
+    """Committed columns of a row set (None: all), all rows; raises StorageError for anything missing or damaged."""
+    names = [name for name in arrays if name != "offsets"] if columns is None else list(columns)
+    records = _records(folder, arrays, ["offsets", *names])
+    return _assemble(folder, arrays, _read_arrays(folder, records, verify=verify))
 
 
-def _records(folder: Path, group: IterationGroup, names: Sequence[str]) -> list[ArrayRecord]:
-    missing = [name for name in names if name not in group.arrays]
+def _records(folder: Path, arrays: Mapping[str, ArrayRecord], names: Sequence[str]) -> list[ArrayRecord]:
+    missing = [name for name in names if name not in arrays]
     if missing:
-        raise StorageError(
-            f"{folder} has no committed column {', '.join(missing)}; there are {', '.join(group.arrays)}"
-        )
-    return [group.arrays[name] for name in names]
+        raise StorageError(f"{folder} has no committed column {', '.join(missing)}; there are {', '.join(arrays)}")
+    return [arrays[name] for name in names]
 
 
 def _read_arrays(folder: Path, records: Sequence[ArrayRecord], *, verify: bool) -> dict[str, Array]:
@@ -76,9 +75,9 @@ def _read_arrays(folder: Path, records: Sequence[ArrayRecord], *, verify: bool) 
         return {record.name: column for record, column in zip(records, values, strict=True)}
 
 
-def _assemble(folder: Path, group: IterationGroup, values: Mapping[str, Array]) -> Rollouts:
+def _assemble(folder: Path, arrays: Mapping[str, ArrayRecord], values: Mapping[str, Array]) -> Rollouts:
     def of_kind(kind: ColumnKind) -> dict[str, Array]:
-        return {name: column for name, column in values.items() if group.arrays[name].kind == kind}
+        return {name: column for name, column in values.items() if arrays[name].kind == kind}
 
     try:
         return Rollouts(offsets=values["offsets"], token_columns=of_kind("token"), sample_columns=of_kind("sample"))

@@ -30,10 +30,11 @@ class IterationGroup:
     stages: Mapping[str, StageRecord] = field(default_factory=dict)
     array_metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def arrays(self) -> dict[str, ArrayRecord]:
-        """Every committed array, by column name (`offsets` included)."""
-        return {array.name: array for record in self.stages.values() for array in record.arrays}
+    def arrays(self, row_set: str = "") -> dict[str, ArrayRecord]:
+        """Every committed array of a row set, by column name (`offsets` included)."""
+        return {
+            array.name: array for record in self.stages.values() if record.row_set == row_set for array in record.arrays
+        }
 
     def with_stage(self, record: StageRecord, array_metadata: Mapping[str, Any]) -> IterationGroup:
         return replace(

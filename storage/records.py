@@ -52,6 +52,8 @@ class StageManifest:
     offsets_crc32c: int
     """Of the rows that the columns belong to."""
     arrays: tuple[ArrayRecord, ...]
+    row_set: str = ""
+    """Which of the iteration's row sets the columns belong to; empty: the rollouts that are trained on."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,8 +76,10 @@ class StageRecord:
     """UTC, ISO 8601."""
     attempt: str = ""
     num_rows: int = 0
-    """Rows of the iteration's rollouts, for a stage with columns."""
+    """Rows of its row set, for a stage with columns."""
     arrays: tuple[ArrayRecord, ...] = ()
+    row_set: str = ""
+    """The row set of its columns."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -5,6 +5,9 @@
     rollouts/00000012/.pending/STAGE/ATTEMPT/      written by a rank, unseen until a commit moves it
 
 Any rank writes; the controller alone commits.
+
+An iteration may have several row sets, each with offsets of its own: the rollouts that are trained on (their
+name is empty), and others, such as ReMax's `greedy` responses, whose arrays are named `greedy.token_ids`.
 """
 
 from __future__ import annotations
@@ -56,10 +59,12 @@ class RolloutStore:
         group = load_group(self.folder(iteration))
         return dict(group.stages) if group else {}
 
-    def write(self, iteration: int, stage: str, columns: Rollouts, *, new_rows: bool, attempt: str) -> StageManifest:
+    def write(
+        self, iteration: int, stage: str, columns: Rollouts, *, new_rows: bool, attempt: str, row_set: str = ""
+    ) -> StageManifest:
         """Write a stage's columns where no reader sees them; on return they are on the disk.
 
-        new_rows: the stage brings the iteration's rows, so that `columns.offsets` is stored too.
+        new_rows: the stage brings the row set's rows, so that `columns.offsets` is stored too.
         attempt: unique per attempt; what an earlier try under the same name left is replaced.
         Raises StorageError when the disk refuses or a column cannot be stored.
         """
@@ -68,7 +73,7 @@ class RolloutStore:
             remove_tree(place)
             make_folder(place)
             attributes = {"stage": stage, "attempt": attempt}
-            arrays = write_columns(place, columns, new_rows=new_rows, attributes=attributes)
+            arrays = write_columns(place, columns, new_rows=new_rows, attributes=attributes, row_set=row_set)
             fsync_path(place)
         return StageManifest(
             iteration=iteration,
@@ -79,6 +84,7 @@ class RolloutStore:
             num_tokens=columns.num_tokens,
             offsets_crc32c=checksum(columns.offsets),
             arrays=arrays,
+            row_set=row_set,
         )
 
     def commit(
@@ -112,6 +118,7 @@ class RolloutStore:
                     attempt=manifest.attempt,
                     num_rows=manifest.num_rows,
                     arrays=manifest.arrays,
+                    row_set=manifest.row_set,
                 )
                 save_group(folder, group.with_stage(record, metadata))
             # A late writer of a fenced attempt may still add files here; what resists removal stays unseen.
@@ -146,17 +153,19 @@ class RolloutStore:
         columns: Sequence[str] | None = None,
         rows: Array | Sequence[int] | None = None,
         verify: bool = True,
+        row_set: str = "",
     ) -> Rollouts:
-        """Committed columns of an iteration (None: all) for these rows, in this order (None: all).
+        """Committed columns of a row set (None: all) for these rows, in this order (None: all).
 
         Counts and file sizes are always checked; verify: crc32c as well. Raises StorageError, naming the
         file or column, for anything missing or damaged.
         """
         folder = self.folder(iteration)
         group = load_group(folder)
-        if group is None or "offsets" not in group.arrays:
-            raise StorageError(f"{folder} has no committed rollouts")
-        rollouts = read_columns(folder, group, columns, verify=verify)
+        arrays = group.arrays(row_set) if group is not None else {}
+        if "offsets" not in arrays:
+            raise StorageError(f"{folder} has no committed {row_set or 'rollouts'}")
+        rollouts = read_columns(folder, arrays, columns, verify=verify)
         return rollouts if rows is None else rollouts.select(rows)
 
     def _group(self, iteration: int) -> IterationGroup:
@@ -207,7 +216,7 @@ def _check_fits(folder: Path, group: IterationGroup, manifest: StageManifest) ->
             )
     if manifest.new_rows:
         return
-    offsets = group.arrays.get("offsets")
+    offsets = group.arrays(manifest.row_set).get("offsets")
     if offsets is None:
         raise StorageError(f"{folder}: stage {manifest.stage!r} adds columns, but no stage has committed rows")
     if (offsets.count, offsets.crc32c) != (manifest.num_rows + 1, manifest.offsets_crc32c):

@@ -25,6 +25,8 @@ from storage.rollout_store import RolloutStore
 logger = logging.getLogger(__name__)
 HANDLER = "hybridflow_get_columns"
 ITERATIONS_KEPT = 2
+Rows = tuple[int, str]
+"""(iteration, row set)."""
 
 
 class DataPlane:
@@ -35,25 +37,28 @@ class DataPlane:
 
     def __init__(self, store: RolloutStore, worker: Worker, *, fetch_timeout_s: float = 60.0) -> None:
         self._store, self._worker, self._timeout_s = store, worker, fetch_timeout_s
-        self._held: dict[int, Rollouts] = {}
-        self._fetched: dict[int, Rollouts] = {}
+        self._held: dict[Rows, Rollouts] = {}
+        self._fetched: dict[Rows, Rollouts] = {}
         worker.handlers[HANDLER] = self._serve
 
     @property
     def address(self) -> str:
         return str(self._worker.address)
 
-    def put(self, iteration: int, rollouts: Rollouts) -> None:
-        """Keep columns that this rank made; they join those of the iteration that it holds."""
-        held = self._held.get(iteration)
+    def put(self, iteration: int, rollouts: Rollouts, *, row_set: str = "") -> None:
+        """Keep columns that this rank made; they join those of the row set that it holds."""
+        rows = (iteration, row_set)
+        held = self._held.get(rows)
         if held is not None and np.array_equal(held.offsets, rollouts.offsets):
             rollouts = held.with_columns(token=rollouts.token_columns, sample=rollouts.sample_columns)
-        self._held[iteration] = rollouts
+        self._held[rows] = rollouts
         self._forget_before(iteration - ITERATIONS_KEPT + 1)
 
-    def write(self, key: StageKey, columns: Rollouts, *, new_rows: bool, attempt: str) -> StageManifest:
+    def write(
+        self, key: StageKey, columns: Rollouts, *, new_rows: bool, attempt: str, row_set: str = ""
+    ) -> StageManifest:
         """Write columns to the store, where nobody sees them before the controller's commit."""
-        return self._store.write(key.iteration, key.stage, columns, new_rows=new_rows, attempt=attempt)
+        return self._store.write(key.iteration, key.stage, columns, new_rows=new_rows, attempt=attempt, row_set=row_set)
 
     def get(self, ref: ColumnsRef, columns: Sequence[str]) -> Rollouts:
         """All rows of these columns.
@@ -63,18 +68,19 @@ class DataPlane:
         missing = [name for name in columns if name not in ref.columns]
         if missing:
             raise KeyError(f"iteration {ref.iteration} has no column {', '.join(missing)}")
-        have = self._local(ref.iteration)
+        rows = (ref.iteration, ref.row_set)
+        have = self._local(rows)
         wanted = [name for name in columns if have is None or name not in have]
         for location in dict.fromkeys(ref.columns[name] for name in wanted):
             names = [name for name in wanted if ref.columns[name] == location]
-            have = self._join(have, self._load(ref.iteration, names, location))
+            have = self._join(have, self._load(rows, names, location))
         if have is None:
-            have = self._load(ref.iteration, [], STORE)
-        self._fetched[ref.iteration] = have
+            have = self._load(rows, [], STORE)
+        self._fetched[rows] = have
         return have.only(columns)
 
-    def _local(self, iteration: int) -> Rollouts | None:
-        held, fetched = self._held.get(iteration), self._fetched.get(iteration)
+    def _local(self, rows: Rows) -> Rollouts | None:
+        held, fetched = self._held.get(rows), self._fetched.get(rows)
         if held is None or fetched is None:
             return held or fetched
         return fetched.with_columns(token=held.token_columns, sample=held.sample_columns)
@@ -85,12 +91,13 @@ class DataPlane:
             return more
         return have.with_columns(token=more.token_columns, sample=more.sample_columns)
 
-    def _load(self, iteration: int, names: list[str], location: str) -> Rollouts:
+    def _load(self, rows: Rows, names: list[str], location: str) -> Rollouts:
+        iteration, row_set = rows
         if location == self.address:
             raise KeyError(f"this rank no longer holds {', '.join(names)} of iteration {iteration}")
         if location != STORE:
             try:
-                return self._fetch(iteration, names, location)
+                return self._fetch(rows, names, location)
             except (OSError, TimeoutError, KeyError) as error:
                 logger.warning(
                     "columns %s of iteration %d: %s did not answer (%r), reading the store",
@@ -99,11 +106,13 @@ class DataPlane:
                     location,
                     error,
                 )
-        return self._store.read(iteration, columns=names)
+        return self._store.read(iteration, columns=names, row_set=row_set)
 
-    def _fetch(self, iteration: int, names: list[str], location: str) -> Rollouts:
+    def _fetch(self, rows: Rows, names: list[str], location: str) -> Rollouts:
+        iteration, row_set = rows
+
         async def ask() -> Any:
-            call = getattr(self._worker.rpc(location), HANDLER)(iteration=iteration, names=names)
+            call = getattr(self._worker.rpc(location), HANDLER)(iteration=iteration, names=names, row_set=row_set)
             return await asyncio.wait_for(call, self._timeout_s)
 
         answer = sync(self._worker.loop, ask)
@@ -113,8 +122,8 @@ class DataPlane:
         assert isinstance(rollouts, Rollouts)
         return rollouts
 
-    async def _serve(self, iteration: int, names: list[str]) -> dict[str, Any]:
-        held = self._held.get(iteration)
+    async def _serve(self, iteration: int, names: list[str], row_set: str = "") -> dict[str, Any]:
+        held = self._held.get((iteration, row_set))
         if held is None or any(name not in held for name in names):
             return {
                 "payload": None,
@@ -124,5 +133,5 @@ class DataPlane:
 
     def _forget_before(self, iteration: int) -> None:
         for kept in (self._held, self._fetched):
-            for old in [number for number in kept if number < iteration]:
+            for old in [rows for rows in kept if rows[0] < iteration]:
                 del kept[old]

@@ -66,16 +66,21 @@ def prompts_of_engine(context: RankContext, lengths: Array) -> Array:
     return partition_by_tokens(lengths, np.arange(len(lengths)), context.engines.num_engines)[index]
 
 
+def samples_per_prompt(context: RankContext, request: StageRequest) -> int:
+    """What the call asks for, else `rollout.num_samples`."""
+    return int(request.arguments.get("num_samples", context.config.rollout.num_samples))
+
+
 def generate_rollouts(
     context: RankContext, prompts: Sequence[Prompt], groups: Array, request: StageRequest
 ) -> tuple[Rollouts, dict[str, float]]:
-    """This rank's prompts, `rollout.num_samples` responses each.
+    """This rank's prompts, `samples_per_prompt` responses each.
 
     A sample's randomness is a function of (run seed, iteration, prompt, occurrence, sample): no
     generator's state is saved, and the number of ranks does not matter.
     """
     temperature = request.arguments.get("temperature")
-    num_samples = int(request.arguments.get("num_samples", context.config.rollout.num_samples))
+    num_samples = samples_per_prompt(context, request)
     requests = [
         GenerateRequest(
             request_id=str(group),

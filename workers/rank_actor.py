@@ -63,6 +63,9 @@ class StageRequest:
     incarnation: int
     weights_version: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    row_set: str = ""
+    others: Mapping[str, ColumnsRef] = field(default_factory=dict)
+    also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +134,7 @@ class RankActor:
             holder=context.plane.address if output.columns is not None else None,
             columns=output.columns.columns if output.columns is not None else (),
             num_rows=output.num_rows,
-            metrics=output.metrics,
+            metrics={f"{request.row_set}/{n}" if request.row_set else n: v for n, v in output.metrics.items()},
             seconds=time.perf_counter() - started,
         )
 
@@ -220,13 +223,14 @@ class RankActor:
         if output.columns is None:
             return
         context = self._ready(request.incarnation)
-        context.plane.put(request.key.iteration, output.columns)
+        context.plane.put(request.key.iteration, output.columns, row_set=request.row_set)
         self._writes[request.key] = self._writer.submit(
             context.plane.write,
             request.key,
             output.columns,
             new_rows=output.new_rows,
             attempt=f"{request.incarnation}",
+            row_set=request.row_set,
         )
 
 

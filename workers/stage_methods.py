@@ -20,7 +20,7 @@ from pipeline.random import seed_of
 from pipeline.rollouts import Array, Rollouts, concat, in_loss
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
-from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine
+from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine, samples_per_prompt
 from workers.process_group import PoolGroup, gather_to_first
 from workers.rank_context import RankContext
 from workers.scoring import ScoredRows, score_rewards
@@ -77,8 +77,9 @@ def generate_sequences(context: RankContext, request: StageRequest) -> StageOutp
     mine = prompts_of_engine(context, lengths)
     part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
     context.engines.sleep()
-    rows = part["group"].astype(np.int64) * config.rollout.num_samples + part["sample"]
-    total = len(prompts) * config.rollout.num_samples
+    num_samples = samples_per_prompt(context, request)
+    rows = part["group"].astype(np.int64) * num_samples + part["sample"]
+    total = len(prompts) * num_samples
     columns = collect(context, request, rows, part, total)
     metrics = {**metrics, **transition, **generation_metrics(columns), **data_counts(source.counts)}
     return StageOutput(columns=columns, new_rows=True, num_rows=total, metrics=metrics)
@@ -209,7 +210,7 @@ def advantages(context: RankContext, request: StageRequest) -> StageOutput:
     """Numeric work on one rank, beside the columns (`pipeline.advantages`); dropped groups get 0."""
     if context.group.rank != 0:
         return StageOutput()
-    batch = context.plane.get(request.rollouts, request.reads)
+    batch = with_baseline(context, request, context.plane.get(request.rollouts, request.reads))
     rows = kept_rows(batch)
     result = compute_advantages(
         batch if len(rows) == batch.num_rows else batch.select(rows),
@@ -220,6 +221,24 @@ def advantages(context: RankContext, request: StageRequest) -> StageOutput:
     columns = Rollouts(offsets=batch.offsets, token_columns=with_dropped(result.token_columns, batch, rows))
     # The means of nothing are no numbers, and must not steer the KL coefficient.
     return StageOutput(columns=columns, num_rows=batch.num_rows, metrics=result.metrics if len(rows) else {})
+
+
+def with_baseline(context: RankContext, request: StageRequest, batch: Rollouts) -> Rollouts:
+    """The batch with a column `baseline`, float32 [B]: the reward of the other row set's sample of each group (ReMax).
+
+    Where that sample was dropped, so are the group's rows. Without another row set the batch as it is.
+    """
+    if "baseline" not in request.others:
+        return batch
+    other = context.plane.get(request.others["baseline"], request.also_reads["baseline"])
+    order = np.argsort(other["group"])
+    places = order[np.searchsorted(other["group"], batch["group"], sorter=order)]
+    if not np.array_equal(other["group"][places], batch["group"]):
+        raise ValueError(f"{request.key.name}: the baseline's prompts are not those of the rollouts")
+    added = {"baseline": other["reward"][places]}
+    if "reward_dropped" in batch and "reward_dropped" in other:
+        added["reward_dropped"] = batch["reward_dropped"] | other["reward_dropped"][places]
+    return batch.with_columns(sample=added)
 
 
 @stage_method("actor.evaluate")

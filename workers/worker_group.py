@@ -18,6 +18,7 @@ from distributed import Client
 
 from configs.errors import UserError
 from configs.schema import RunConfig
+from pipeline.calls import present_columns
 from pipeline.mesh import ParallelMesh
 from pipeline.placement import pool_of, pool_ranks
 from pipeline.protocols import assignments
@@ -233,7 +234,8 @@ class WorkerGroup:
 
         Raises UserError, RankError or RanksLost.
         """
-        reads = tuple(n.rstrip("?") for n in spec.call.reads if not n.endswith("?") or n[:-1] in spec.rollouts.columns)
+        reads = present_columns(spec.call.reads, spec.rollouts.columns)
+        also_reads = {n: present_columns(spec.call.also_reads[n], ref.columns) for n, ref in spec.others.items()}
         assigned = assignments(spec.call.protocol, self.pool.mesh)
         requests = [
             StageRequest(
@@ -248,6 +250,9 @@ class WorkerGroup:
                 incarnation=self.ranks.incarnation,
                 weights_version=weights_version,
                 arguments=arguments,
+                row_set=spec.row_set,
+                others=spec.others,
+                also_reads=also_reads,
             )
             for a in assigned
         ]

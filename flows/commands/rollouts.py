@@ -30,7 +30,7 @@ def ls(name_or_path: str, runs: Path) -> Answer:
 
 def _iteration(store: RolloutStore, iteration: int) -> dict[str, Any]:
     stages = store.stages(iteration)
-    arrays = {array.name: array for record in stages.values() for array in record.arrays}
+    arrays = {array.name: array for record in stages.values() if not record.row_set for array in record.arrays}
     rewards = store.read(iteration, columns=["reward"])["reward"] if "reward" in arrays else None
     return {
         "iteration": iteration,

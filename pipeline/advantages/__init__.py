@@ -9,6 +9,7 @@ from pipeline.advantages.compute import AdvantageResult, compute_advantages
 from pipeline.advantages.estimators import discounted_gae, gae, reinforce_pp, whitened
 from pipeline.advantages.group_estimators import best_of_n, group, reinforce_pp_baseline, rloo
 from pipeline.advantages.groups import Groups, checked_groups
+from pipeline.advantages.remax import remax
 from pipeline.advantages.tokens import ESTIMATORS, Estimate, Estimator, ResponseTokens, register_estimator
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "register_estimator",
     "reinforce_pp",
     "reinforce_pp_baseline",
+    "remax",
     "rloo",
     "whitened",
 ]

@@ -313,3 +313,28 @@ def test_processes_write_while_one_controller_commits(store: RolloutStore) -> No
     found = store.read(0)
     for number in (1, 2):
         np.testing.assert_array_equal(found[f"cost_{number}"], scores_for(batch, number)["cost"])
+
+
+def test_an_iteration_keeps_several_row_sets_apart(store: RolloutStore) -> None:
+    batch, greedy = full_batch(0, num_rows=6), full_batch(1, num_rows=3)
+    commit_batch(store, 0, batch)
+    store.commit(0, store.write(0, "generate#1", greedy, new_rows=True, attempt="1", row_set="greedy"))
+    costs = scores_for(greedy, 2)
+    store.commit(0, store.write(0, "cost", costs, new_rows=False, attempt="1", row_set="greedy"))
+    assert_same(store.read(0), batch)
+    assert_same(
+        store.read(0, row_set="greedy"), greedy.with_columns(token=costs.token_columns, sample=costs.sample_columns)
+    )
+    assert store.stages(0)["generate#1"].row_set == "greedy" and store.stages(0)["generate"].row_set == ""
+    group = zarr.open_group(store.folder(0), mode="r")
+    assert group["greedy.reward"].shape == (3,) and group["reward"].shape == (6,)
+    assert group["greedy.reward"].metadata.dimension_names == ("greedy.samples",)
+
+
+def test_columns_of_one_row_set_do_not_fit_another(store: RolloutStore) -> None:
+    batch, greedy = full_batch(0, num_rows=6), full_batch(1, num_rows=3)
+    commit_batch(store, 0, batch)
+    with pytest.raises(StorageError, match="no stage has committed rows"):
+        store.commit(0, store.write(0, "cost", scores_for(greedy, 2), new_rows=False, attempt="1", row_set="greedy"))
+    with pytest.raises(StorageError, match="no committed greedy"):
+        store.read(0, row_set="greedy")
