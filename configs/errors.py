@@ -16,10 +16,16 @@ class ConfigError(UserError):
 
 def first_of(problems: Iterable[str]) -> str | None:
     """The first problem, with the number of the others; None when there is no problem."""
-    lines = [" ".join(problem.split()) for problem in problems]
+    lines = [one_line(problem) for problem in problems]
     if not lines:
         return None
     return lines[0] if len(lines) == 1 else f"{lines[0]} (and {len(lines) - 1} more)"
+
+
+def one_line(text: str) -> str:
+    """The text without line ends; words that are longer than any path keep their beginning and end."""
+    words = (word if len(word) <= 500 else f"{word[:80]}…{word[-40:]}" for word in text.split())
+    return " ".join(words)
 
 
 def shown(value: object, *, max_characters: int = 60) -> str:

@@ -10,6 +10,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from configs.evaluation import held_out, held_out_key
 from configs.paths import is_folder, is_there, user_path
 from configs.schema import ModelConfig, Role, RunConfig
 
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+MAX_HUB_ID = 96
 MAX_NAME = 255
 """Bytes of a file's name."""
 SMOLLM2 = "smollm2"
@@ -62,10 +65,12 @@ def _model_path_problems(key: str, path: str, config: RunConfig, *, needs_weight
     elif path == SMOLLM2:
         yield from _smollm2_problems(key)
     elif not looks_local(path):
-        if path.count("/") > 1 or not path.strip():
-            yield f"{key}: {path!r} is no directory and no hub id ORGANISATION/NAME; correct it"
+        if not HUB_ID.fullmatch(path) or len(path) > MAX_HUB_ID:
+            yield f"{key}: {shown(path)} is no directory and no hub id ORGANISATION/NAME; correct it"
     elif not is_there(path):
         yield f"{key}: there is no {path} (looked up from {Path.cwd()}); give a model directory or a hub id"
+    elif not is_folder(path):
+        yield f"{key}: {path} is a file; give a model directory (a GGUF file as gguf:{path})"
     elif needs_weights and is_folder(path) and not is_there(user_path(path) / "config.json"):
         yield f"{key}: {path} holds no config.json; give a directory written by save_pretrained"
 

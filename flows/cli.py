@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import UserError
+from configs.errors import UserError, one_line
 from flows.commands.answer import FAILED, OK, STOPPED, USER_ERROR, Answer, deliver
 from workers.envelope import RankError
 
@@ -63,9 +63,9 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
     except UserError as error:
-        return _complain(str(error))
+        return _complain(f"{error}{_notes(error)}")
     except RankError as error:
-        _complain(f"the run failed: {error}; all of it is in the run directory's logs, committed stages are kept")
+        _complain(f"the run failed: {error}; what is committed is kept{_notes(error)}")
         return FAILED
     except UsageError as error:
         return _usage_error(error, given=sys.argv[1:] if args is None else args)
@@ -74,8 +74,13 @@ def main(args: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else OK
 
 
+def _notes(error: Exception) -> str:
+    """Where the run's log is, if a run had begun."""
+    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+
+
 def _complain(message: str) -> int:
-    print(f"hybridflow: {' '.join(message.split())}", file=sys.stderr)
+    print(f"hybridflow: {one_line(message)}", file=sys.stderr)
     return USER_ERROR
 
 

@@ -31,6 +31,9 @@ QUIET = (
     "py.warnings",
 )
 """Third-party loggers whose records, and their children's, go to the file only."""
+FILE_ONLY = "in_file_only"
+IN_FILE_ONLY = {FILE_ONLY: True}
+"""`extra` of a record that the terminal does not get."""
 
 
 @contextmanager
@@ -48,13 +51,20 @@ def controller_log(logs: Path, *, terminal_level: int = logging.WARNING) -> Iter
     file.setFormatter(logging.Formatter(FILE_FORMAT, defaults={"task_run_name": "-"}))
     terminal = TerminalHandler()
     terminal.setLevel(terminal_level)
-    terminal.setFormatter(logging.Formatter("%(message)s"))
+    terminal.setFormatter(FirstLine("%(message)s"))
     terminal.addFilter(is_for_the_terminal)
     try:
         with _only_handlers([file, terminal]):
             yield path
     finally:
         file.close()
+
+
+class FirstLine(logging.Formatter):
+    """A record's first line: tracebacks and details are in the file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage().partition("\n")[0]
 
 
 class TerminalHandler(logging.Handler):
@@ -65,8 +75,10 @@ class TerminalHandler(logging.Handler):
 
 
 def is_for_the_terminal(record: logging.LogRecord) -> bool:
-    """False for the records of quiet third-party loggers."""
-    return not any(record.name == name or record.name.startswith(f"{name}.") for name in QUIET)
+    """False for the records of quiet third-party loggers, and for what the command itself will say."""
+    return not hasattr(record, FILE_ONLY) and not any(
+        record.name == name or record.name.startswith(f"{name}.") for name in QUIET
+    )
 
 
 @contextmanager

@@ -35,6 +35,8 @@ from flows.server_leases import (
 
 __all__ = ["LocalPrefectServer", "client_settings", "configured_api_url"]
 
+HOME = ".prefect"
+"""The server's folder beside the runs that use it."""
 STOP_TIMEOUT_S = 75.0
 """From SIGTERM to SIGKILL: the server first records what it has received (server_process.py has the limits)."""
 

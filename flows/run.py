@@ -14,32 +14,35 @@ from distributed import Client
 
 from configs.errors import UserError
 from configs.loader import apply_overrides
+from configs.paths import user_path
 from configs.schema import RunConfig
 from flows.execution import RunExecution
 from flows.live_view import LiveView
-from flows.logs import controller_log
+from flows.logs import IN_FILE_ONLY, controller_log
 from flows.prefect_client import client_settings, configured_api_url
-from flows.prefect_server import LocalPrefectServer
+from flows.prefect_server import HOME, LocalPrefectServer
 from flows.preflight import check
 from flows.signals import StopRequest
 from pipeline.placement import pool_sizes
+from storage.checkpoints import CheckpointStore
+from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
 from workers.cluster import dask_client
 from workers.envelope import RankError
 from workers.rank_actor import RankActor
 
 logger = logging.getLogger(__name__)
-PREFECT_HOME = ".prefect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run ended. status: completed, or stopped (committed and resumable)."""
+    """How a run ended. status: completed, or stopped (committed and resumable). note: for the user, if any."""
 
     run_dir: str
     status: str
     iterations: int
     metrics: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +74,7 @@ class Session:
 
         with (
             directory.locked(),
-            controller_log(directory.logs),
+            controller_log(directory.logs) as log,
             LiveView(config.training.num_iterations, quiet=self.quiet) as view,
         ):
             self.stop.note = view.note
@@ -85,8 +88,10 @@ class Session:
             )
             try:
                 result = await run_flow(execution)
-            except RankError as error:
-                logger.error("%s\n%s", error, error.details)
+            except Exception as error:
+                details = error.details if isinstance(error, RankError) else ""
+                logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
+                error.add_note(f"log: {log}")
                 raise
         return RunSummary(
             run_dir=str(directory.path),
@@ -118,7 +123,7 @@ async def _prefect(parent: Path) -> AsyncIterator[str | None]:
     if configured_api_url() is not None:
         yield None
         return
-    async with LocalPrefectServer(parent / PREFECT_HOME) as server:
+    async with LocalPrefectServer(parent / HOME) as server:
         yield server.api_url
 
 
@@ -130,7 +135,7 @@ def ranks_needed(config: RunConfig) -> int:
 def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -> RunSummary:
     """Run a configuration. Raises UserError for a user's mistake, before anything is started."""
     check(config)
-    parent = parent or Path(config.output)
+    parent = parent or user_path(config.output)
 
     async def go() -> RunSummary:
         async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=quiet) as open_session:
@@ -139,13 +144,30 @@ def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -
     return asyncio.run(go())
 
 
+def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
+    """The summary of a run whose last iteration has its checkpoint; None when something is left to do."""
+    newest = CheckpointStore(directory.checkpoints).latest()
+    if newest is None or newest.step < config.training.num_iterations:
+        return None
+    metrics = read_metrics(directory.metrics)[-1:] if directory.metrics.exists() else []
+    return RunSummary(
+        run_dir=str(directory.path),
+        status="completed",
+        iterations=newest.step,
+        metrics=metrics[0] if metrics else {},
+        note="nothing was left to do; --set training.num_iterations=N with a larger N goes on",
+    )
+
+
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
-    """Go on with a run. Raises UserError when there is nothing to resume."""
+    """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
     before = directory.config()
     config = apply_overrides(before, overrides)
     if config.algorithm != before.algorithm:
         raise UserError(f"--set algorithm={config.algorithm}: the run is {before.algorithm}; start a run of its own")
+    if (finished := _finished(directory, config)) is not None:
+        return finished
     check(config, source=str(directory.config_json))
 
     async def go() -> RunSummary:

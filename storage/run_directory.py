@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
+from configs.errors import ConfigError, shown
+from configs.loader import from_resolved
+from configs.paths import is_there, user_path
 from configs.schema import RunConfig
+from configs.yaml_text import dump_yaml
 from storage.atomic import atomic_write, fsync_path, make_folder, remove_tree, writing
 from storage.errors import StorageError
 
@@ -46,12 +47,13 @@ class RunDirectory:
         given: the user's YAML with overrides applied, for config.yaml; None: the fields that are set.
         Raises StorageError when the disk refuses.
         """
-        with writing(Path(parent)):
-            make_folder(Path(parent))
-            run = cls(_claim(Path(parent).resolve(), f"{config.name}-{now():%Y%m%d-%H%M%S}"))
+        parent = user_path(parent)
+        with writing(parent):
+            make_folder(parent)
+            run = cls(_claim(parent.resolve(), f"{config.name}-{now():%Y%m%d-%H%M%S}"))
             for folder in FOLDERS:
                 (run.path / folder).mkdir()
-            stated = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+            stated = dump_yaml(config.model_dump(mode="json", exclude_unset=True))
             atomic_write(run.config_yaml, stated if given is None else given)
             # Last: a folder with a config.json is a whole run directory.
             atomic_write(run.config_json, config.model_dump_json(indent=2) + "\n")
@@ -93,17 +95,20 @@ class RunDirectory:
 
         `latest` is the run that was started last. Raises StorageError listing the runs there are.
         """
-        for candidate in (Path(name_or_path), Path(parent) / name_or_path):
-            if candidate.is_dir() and (candidate / "config.json").is_file():
+        parent = user_path(parent)
+        for candidate in (user_path(name_or_path), parent / name_or_path):
+            if name_or_path and is_there(candidate / "config.json"):
                 return cls.open(candidate)
         runs = cls.runs(parent)
         named = [run for run in runs if run.name == name_or_path]
         if named:
             return named[-1]
-        if Path(name_or_path).exists():
-            return cls.open(name_or_path)
+        if is_there(name_or_path):
+            return cls.open(user_path(name_or_path))
         known = ", ".join(run.path.name for run in runs[-5:]) or "none"
-        raise StorageError(f"no run {name_or_path!r}: not a run directory, nor a name under {parent} (newest: {known})")
+        raise StorageError(
+            f"no run {shown(name_or_path)}: not a run directory, nor a name under {parent} (newest: {known})"
+        )
 
     @classmethod
     def runs(cls, parent: Path | str = "runs") -> list[RunDirectory]:
@@ -114,10 +119,9 @@ class RunDirectory:
     def config(self) -> RunConfig:
         """The resolved configuration; raises StorageError when it does not fit this program."""
         try:
-            return RunConfig.model_validate_json(self.config_json.read_bytes())
-        except (OSError, ValidationError) as error:
-            reason = str(error).replace("\n", " ")
-            raise StorageError(f"{self.config_json} cannot be used: {reason}") from error
+            return from_resolved(self.config_json)
+        except ConfigError as error:
+            raise StorageError(f"the run's configuration cannot be used: {error}") from error
 
     @property
     def name(self) -> str:

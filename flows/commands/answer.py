@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from configs.errors import UserError
+from configs.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def _finish(answer: Answer) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(str(error))
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from configs.errors import UserError, suggestion
+from configs.errors import UserError, shown, suggestion
 from configs.schema import Role
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import print_table
@@ -46,10 +47,10 @@ def export(name_or_path: str, runs: Path, destination: Path, *, step: int | None
     run = RunDirectory.resolve(name_or_path, runs)
     config = run.config()
     chosen = _role(role or ("reward" if config.algorithm == "reward_model" else "actor"))
-    _require_empty(destination)
     store = CheckpointStore(run.checkpoints)
     checkpoint = _checkpoint(store, run, step)
     store.verify(checkpoint)
+    _require_empty(destination)
     from workers.checkpoint_io import export_checkpoint
 
     export_checkpoint(checkpoint.path, chosen, config, destination)
@@ -67,8 +68,17 @@ def _role(name: str) -> Role:
 
 
 def _require_empty(destination: Path) -> None:
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UserError(f"{destination}: exists and is not an empty folder; name another one")
+    """Makes the folder: what cannot be made is found before anything is loaded."""
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        empty = not any(destination.iterdir()) and os.access(destination, os.W_OK)
+    except FileExistsError:
+        empty = False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{shown(str(destination))}: cannot be made: {reason}; name another folder") from error
+    if not empty:
+        raise UserError(f"{destination}: exists and is not an empty folder that can be written to; name another one")
 
 
 def _checkpoint(store: CheckpointStore, run: RunDirectory, step: int | None) -> Checkpoint:

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.commands.answer import FAILED, OK, Answer
 from flows.version import version
+from workers.engines.sglang_probe import sglang_unavailable_reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,26 +110,11 @@ def _device(index: int) -> dict[str, Any]:
 
 
 def _sglang(torch: dict[str, Any]) -> dict[str, Any]:
-    """Whether the engine can be used, and why not."""
-    installed = _version_of("sglang")
-    if installed is None:
-        return {"version": None, "usable": False, "reason": "not installed: pip install 'hybridflow[sglang]'"}
-    wanted = _torch_that_sglang_wants()
-    have = str(torch.get("version", "none")).partition("+")[0]
-    if wanted is not None and wanted != have:
-        reason = f"sglang {installed} wants torch {wanted}, installed is {have}"
-        return {"version": installed, "usable": False, "reason": reason}
-    if not torch["devices"]:
-        return {"version": installed, "usable": True, "reason": "no GPU: on the CPU it is for tests only"}
-    return {"version": installed, "usable": True, "reason": None}
-
-
-def _torch_that_sglang_wants() -> str | None:
-    for requirement in importlib.metadata.requires("sglang") or []:
-        match = re.match(r"torch\s*==\s*([\d.]+)\s*(?:;(?!.*extra).*)?$", requirement)
-        if match:
-            return match[1]
-    return None
+    """Whether the engine can be used, and why not; a run asks the same."""
+    reason = sglang_unavailable_reason()
+    if reason is None and not torch["devices"]:
+        return {"version": _version_of("sglang"), "usable": True, "reason": "no GPU: on the CPU it is for tests only"}
+    return {"version": _version_of("sglang"), "usable": reason is None, "reason": reason}
 
 
 def _prefect_server() -> dict[str, Any]:

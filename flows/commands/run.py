@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import UserError
+from configs.errors import UserError, first_of
 from configs.loader import load_config, resolved
+from configs.path_checks import output_problems
+from configs.paths import user_path
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.hints import typed_command
@@ -23,15 +26,15 @@ if TYPE_CHECKING:
 
 def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry_run: bool, quiet: bool) -> Answer:
     """Check the configuration, then run it (or say what would run)."""
-    config = load_config(name_or_path, overrides)
     if output is not None:
-        config = config.model_copy(update={"output": str(output)})
+        overrides = [*overrides, f"output={json.dumps(str(output))}"]
+    config = load_config(name_or_path, overrides)
     check(config, source=name_or_path)
     if dry_run:
         return _plan(config)
     from flows.run import run as run_flow
 
-    return _summary(run_flow(config, parent=Path(config.output), quiet=quiet))
+    return _summary(run_flow(config, parent=user_path(config.output), quiet=quiet))
 
 
 def resume(name_or_path: str, overrides: Sequence[str], runs: Path, *, quiet: bool) -> Answer:
@@ -46,8 +49,9 @@ def resume(name_or_path: str, overrides: Sequence[str], runs: Path, *, quiet: bo
 
 def quickstart(output: Path, *, quiet: bool) -> Answer:
     """SFT, reward model and PPO on a small model made from scratch."""
-    if output.exists() and not output.is_dir():
-        raise UserError(f"--output {output}: is a file; name a folder")
+    problem = first_of(output_problems(RunConfig(output=str(output))))
+    if problem is not None:
+        raise UserError(f"--{problem}")
     from flows.quickstart import quickstart as quickstart_flow
 
     document = quickstart_flow(output, quiet=quiet)
@@ -66,6 +70,8 @@ def _summary(summary: RunSummary) -> Answer:
 
 def _show_summary(console: Console, summary: RunSummary) -> None:
     console.print(f"{summary.status}: {summary.iterations} iterations in {summary.run_dir}", markup=False)
+    if summary.note:
+        console.print(summary.note, markup=False)
     if summary.status == "stopped":
         console.print(f"go on with: {typed_command()} resume {summary.run_dir}", markup=False)
     else:

@@ -10,9 +10,7 @@ from types import FrameType
 
 from configs.errors import UserError
 from flows.commands.answer import Answer
-from flows.prefect_server import LocalPrefectServer
-
-HOME = ".prefect"
+from flows.prefect_server import HOME, LocalPrefectServer
 
 
 def ui(runs: Path) -> Answer:

@@ -43,3 +43,13 @@ def test_loggers_are_as_before_afterwards(tmp_path: Path) -> None:
     assert state() == before
     logging.getLogger("flows").warning("after")
     assert "after" not in (tmp_path / "controller.log").read_text()
+
+
+def test_details_are_for_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from flows.logs import IN_FILE_ONLY
+
+    with controller_log(tmp_path) as path:
+        logging.getLogger("flows.run").warning("one line\nTraceback of a rank")
+        logging.getLogger("flows.run").error("said by the command", extra=IN_FILE_ONLY)
+    assert capsys.readouterr().err.splitlines() == ["one line"]
+    assert "Traceback of a rank" in path.read_text() and "said by the command" in path.read_text()

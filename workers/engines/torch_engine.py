@@ -27,6 +27,7 @@ from workers.engines.base import (
 from workers.engines.batches import PromptSlice, plan_batches
 from workers.engines.decoding import Batch, CacheShape, DecodedBatch, Decoder
 from workers.engines.packed_linear import packed_linears
+from workers.engines.request_limits import RequestLimits
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Expected |engine - trainer| of one log-probability."""
@@ -58,6 +59,10 @@ class TorchEngine:
         if self._model.dtype != torch.float32:
             _give_float32_logits(self._model)
         self._max_batch_tokens = max_batch_tokens
+        self._limits = RequestLimits(
+            vocabulary=self._model.get_input_embeddings().num_embeddings,
+            positions=self._model.config.get_text_config().max_position_embeddings,
+        )
         self._awake = True
         self.version = version
 
@@ -101,7 +106,7 @@ class TorchEngine:
         EngineError when asleep or when the weights give log-probabilities that are not finite."""
         if not self._awake:
             raise EngineError("torch engine: asleep, call wake() first")
-        self._check(requests, sampling)
+        self._limits.check(requests, sampling)
         batches = plan_batches(
             requests, max_new_tokens=sampling.max_new_tokens, max_batch_tokens=self._max_batch_tokens
         )
@@ -117,21 +122,6 @@ class TorchEngine:
             GenerateResult(request_id=request.request_id, samples=tuple(own))
             for request, own in zip(requests, samples, strict=True)
         ]
-
-    def _check(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> None:
-        vocabulary = self._model.get_input_embeddings().num_embeddings
-        limit = self._model.config.get_text_config().max_position_embeddings
-        if any(token >= vocabulary for token in sampling.stop_token_ids):
-            raise ValueError(f"stop_token_ids {sampling.stop_token_ids}: the model's vocabulary has {vocabulary} ids")
-        for request in requests:
-            name, tokens = f"request {request.request_id!r}", request.prompt_tokens
-            if min(tokens) < 0 or max(tokens) >= vocabulary:
-                raise ValueError(f"{name}: prompt id {max(tokens)} outside the model's vocabulary of {vocabulary}")
-            if len(tokens) + sampling.max_new_tokens > limit:
-                raise ValueError(
-                    f"{name}: {len(tokens)} prompt tokens + max_new_tokens={sampling.max_new_tokens} exceed the "
-                    f"model's {limit} positions"
-                )
 
     def _samples(self, decoded: DecodedBatch) -> list[Sample]:
         return [
