@@ -11,6 +11,7 @@ from typing import Literal
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
+from configs.data_sources import source_problems
 from configs.errors import ConfigError, first_of, shown
 from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
 from configs.init_checks import init_problems
@@ -228,6 +229,9 @@ def _resources(config: RunConfig) -> Iterator[str]:
 
 def _data_files(config: RunConfig) -> Iterator[str]:
     kind = data_kind(config.algorithm)
+    for split, dataset in (("train", config.data.train), ("validation", config.data.validation)):
+        if dataset is not None:
+            yield from source_problems(f"data.{split}", dataset)
     yield from data_problems(config.data, "train", kind)
     for name in held_out(config):
         for problem in data_problems(with_held_out(config, name).data, "validation", kind):

@@ -1,9 +1,10 @@
-"""Which columns a run reads, and which a data file has: answered from its first row, in milliseconds."""
+"""Which columns a run reads, and which a data file has: answered from its first rows, in milliseconds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ Kind = Literal["prompts", "sequences", "pairs"]
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+FIRST_ROWS = 200
+"""Rows that are looked at before a run starts; all others when they are read."""
+MESSAGE = ("role", "content")
 
 
 class UnreadableDataError(Exception):
@@ -49,12 +53,85 @@ def data_problems(data: DataConfig, split: Literal["train", "validation"], kind:
     except UnreadableDataError as error:
         yield f"{place}: {dataset.path}: {error}"
         return
-    for key, column in needed_columns(data, kind).items():
+    needed = needed_columns(data, kind)
+    problems = []
+    for key, column in needed.items():
         if column not in columns:
             found = ", ".join(columns) or "none"
-            yield f"{place}: {dataset.path} has no column {column!r} (columns: {found}); set data.{key}"
+            problems.append(f"{place}: {dataset.path} has no column {column!r} (columns: {found}); set data.{key}")
         else:
-            yield from _type_problems(dataset, place, key, column, columns[column])
+            problems += _type_problems(dataset, place, key, column, columns[column])
+    yield from problems
+    if not problems:
+        yield from islice(_row_problems(dataset, place, needed), 1)
+
+
+def _row_problems(dataset: DatasetConfig, place: str, needed: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with the first rows, of which the very first has the right columns."""
+    path = user_path(dataset.path)
+    limit = min(FIRST_ROWS, dataset.size or FIRST_ROWS)
+    try:
+        for where, row in _first_rows(path, limit, list(needed.values())):
+            for key, column in needed.items():
+                problem = _value_problem(key, column, row)
+                if problem is not None:
+                    yield f"{place}: {dataset.path}, {where}: {problem}; correct the row or remove it"
+    except UnreadableDataError as error:
+        yield f"{place}: {dataset.path}: {error}"
+
+
+def _first_rows(path: Path, limit: int, columns: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(`line 3` or `row 3`, the row)."""
+    if path.suffix in JSON_SUFFIXES:
+        yield from ((f"line {number}", row) for number, row in islice(json_rows(path), limit))
+        return
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        batch = next(file.iter_batches(batch_size=limit, columns=columns))
+    yield from ((f"row {number}", row) for number, row in enumerate(batch.to_pylist(), 1))
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, row) of a JSONL file, blank lines left out. Raises UnreadableDataError with the line."""
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise UnreadableDataError(f"line {number} is {shown(row)}; write one JSON object a line")
+                yield number, row
+    except UnicodeDecodeError as error:
+        raise UnreadableDataError(f"a line after line {number} is not UTF-8; save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableDataError(f"line {number} is not JSON ({error}); write one JSON object a line") from error
+
+
+def _value_problem(key: str, column: str, row: Mapping[str, Any]) -> str | None:
+    if column not in row:
+        return f"no column {column!r} (data.{key})"
+    value = row[column]
+    if key == "answer_column":
+        return None
+    if key == "messages_column":
+        return _messages_problem(column, value)
+    if isinstance(value, list) and key in ("chosen_column", "rejected_column"):
+        return _messages_problem(column, value)
+    return None if isinstance(value, str) else f"column {column!r} is {_json_text(value)}, not text"
+
+
+def _messages_problem(column: str, value: Any) -> str | None:
+    if not isinstance(value, list) or not value:
+        return f"column {column!r} is {_json_text(value)}, not a list of messages"
+    wrong = [m for m in value if not isinstance(m, dict) or not all(isinstance(m.get(k), str) for k in MESSAGE)]
+    return f"column {column!r}: a message needs `role` and `content`, found {_json_text(wrong[0])}" if wrong else None
+
+
+def _json_text(value: Any) -> str:
+    return "null" if value is None else shown(value)
 
 
 def file_columns(path: Path) -> dict[str, Any]:

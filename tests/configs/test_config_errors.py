@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -207,6 +208,67 @@ def test_an_unreadable_data_file_is_named(tmp_path: Path, name: str, content: by
     line = error_line(write_good(tmp_path), (f"data.train.path={tmp_path / name}",))
     for part in (name, "data.train.path", *parts):
         assert part in line, f"{part!r} is not in {line!r}"
+
+
+GOOD_ROW = '{"prompt": "1+1=", "response": "2", "chosen": "2", "rejected": "3", "answer": "2"}'
+
+
+@pytest.mark.parametrize(
+    ("third", "overrides", "parts"),
+    [
+        ('{"prompt": null, "answer": "2"}', (), ("line 3", "'prompt' is null, not text", "correct the row")),
+        ('{"prompt": "x"}', (), ("line 3", "no column 'answer'", "data.answer_column")),
+        ("{broken", (), ("line 3 is not JSON", "one JSON object a line")),
+        ("[" * 9000, (), ("line 3 is not JSON",)),
+        ("7", (), ("line 3 is 7",)),
+        ('{"prompt": "x", "response": 3}', ("algorithm=sft",), ("line 3", "'response' is 3")),
+    ],
+)
+def test_a_bad_row_behind_a_good_one_is_named_with_its_line(
+    tmp_path: Path, third: str, overrides: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    good = write_good(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(f"{GOOD_ROW}\n\n{third}\n")
+    line = error_line(good, overrides)
+    assert "rows.jsonl" in line and "\n" not in line and all(part in line for part in parts), line
+    check_config(load_config(str(good), [*overrides, "data.train.size=1"]))
+
+
+def test_a_null_in_a_parquet_row_and_a_message_without_a_role_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, good = tmp_path / "p.parquet", write_good(tmp_path)
+    pq.write_table(pa.table({"prompt": ["a", None], "answer": ["1", "2"]}), path)
+    assert "row 2: column 'prompt' is null" in error_line(good, (f"data.train.path={path}",))
+    rows = tmp_path / "chat.jsonl"
+    message = {"role": "user", "content": "x"}
+    rows.write_text("".join(json.dumps({"m": m, "answer": "1"}) + "\n" for m in ([message], [{"content": "x"}])))
+    line = error_line(good, (f"data.train.path={rows}", "data.messages_column=m"))
+    assert "line 2" in line and "`role` and `content`" in line
+
+
+@pytest.mark.parametrize(
+    ("train", "parts"),
+    [
+        ("{source: reasoning_gym, path: chain_sun}", ("data.train.path", "'chain_sun'", "did you mean chain_sum?")),
+        ("{source: reasoning_gym, path: zzz}", ("'zzz'", "such as chain_sum")),
+        (
+            "{source: reasoning_gym, path: chain_sum, options: {min_term: 2}}",
+            ("data.train.options.min_term", "did you mean min_terms?"),
+        ),
+        ("{source: reasoning_gym, path: chain_sum, options: {seed: 2}}", ("set data.train.seed",)),
+        ("{source: datasets, path: ./gone}", ("data.train.path", "./gone")),
+        ("{source: datasets, path: json, options: {data_files: gone.jsonl}}", ("data_files", "gone.jsonl")),
+        ("{source: datasets, path: json, options: {data_files: {train: [gone.json]}}}", ("data_files", "gone.json")),
+    ],
+)
+def test_a_source_that_another_package_reads_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, parts: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = error_line(write_good(tmp_path), (f"data.train={train}", "rewards.functions=[{path: length}]"))
+    assert all(part in line for part in parts), line
 
 
 def test_a_function_in_a_file_is_looked_for_without_running_the_file(tmp_path: Path) -> None:
