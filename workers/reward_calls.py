@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 from workers.reward_paths import FunctionPathError, resolve
+from workers.verifiers import BUILT_IN
 
 SCORE = "score"
 """Part of a function's result that is rewarded; a function that returns a number returns this part."""
@@ -82,9 +83,9 @@ class Functions:
             except FunctionPathError as error:
                 return {"loaded": str(error), "function": index}
             loaded = LoadedFunction(function=found, options=function["options"], batched=function["batched"])
-            if loaded.batched and loaded.is_coroutine:
-                return {"loaded": "is a coroutine function, called sample by sample; remove batch_size or the async",
-                        "function": index}  # fmt: skip
+            if loaded.batched and (loaded.is_coroutine or function["path"] in BUILT_IN):
+                kind = "a coroutine function" if loaded.is_coroutine else "built in"
+                return {"loaded": f"is {kind} and takes one sample a call; remove batch_size", "function": index}
             self._loaded.append(loaded)
         return {"loaded": None, "coroutines": [loaded.is_coroutine for loaded in self._loaded]}
 

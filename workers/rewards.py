@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.errors import UserError, shown
 from configs.schema import RewardFunctionConfig, RunConfig
 from pipeline.rollouts import Array
 from workers.reward_calls import SCORE
@@ -28,12 +28,13 @@ LOGGED_FAILURES = 5
 class RewardError(RuntimeError):
     """A reward function failed on a sample and its `on_error` is abort."""
 
-    def __init__(self, function: str, sample: int, cause: str) -> None:
-        super().__init__(function, sample, cause)
-        self.function, self.sample, self.cause = function, sample, cause
+    def __init__(self, function: str, sample: int, cause: str, prompt: str = "") -> None:
+        super().__init__(function, sample, cause, prompt)
+        self.function, self.sample, self.cause, self.prompt = function, sample, cause, prompt
 
     def __str__(self) -> str:
-        return f"reward function {self.function!r} failed on sample {self.sample}: {self.cause}"
+        prompt = shown(self.prompt)
+        return f"reward function {self.function!r} failed on sample {self.sample} (prompt {prompt}): {self.cause}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +133,11 @@ class RewardFunctions:
     def _record(self, table: _Table, job: Job, scored: Sequence[Scored]) -> None:
         """Put a job's results into the table; raises RewardError for a failure that aborts."""
         name = self.names[job.call]
-        for row, one in zip(job.rows, scored, strict=True):
+        for row, (prompt, _, _), one in zip(job.rows, job.samples, scored, strict=True):
             table.add(name, row, one)
             if one.parts is not None:
                 continue
-            failure = RewardError(name, row, one.error)
+            failure = RewardError(name, row, one.error, prompt)
             if table.errors <= LOGGED_FAILURES:
                 logger.warning("%s\n%s", failure, one.traceback)
             if self._functions[job.call].on_error == "abort":

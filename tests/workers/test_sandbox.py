@@ -65,6 +65,7 @@ ATTACKS = {
     "traces its parent": ("import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0", "AssertionError"),
     "becomes root": ("import os; os.setuid(0)", "PermissionError|OSError"),
     "changes the host's name": ("import socket; socket.sethostname('harm')", "PermissionError"),
+    "makes its input grow": ("import os; os.pwrite(0, b'x', 1 << 20)", "PermissionError"),
     "has memory of its own outside of the limits": ("import os; os.memfd_create('x')", "PermissionError"),
 }
 
