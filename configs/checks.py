@@ -68,6 +68,8 @@ def _names(config: RunConfig) -> Iterator[str]:
         yield from code_problems("advantage.estimator", config.advantage.estimator, (*ESTIMATORS, *own), "estimator")
     if config.loss.policy is not None:
         yield from code_problems("loss.policy", config.loss.policy, (*POLICY_LOSSES, *own), "policy loss")
+    if config.rollout.environment is not None:
+        yield from code_problems("rollout.environment.path", config.rollout.environment.path, (), "environment")
     for index, function in enumerate(config.rewards.functions):
         key = f"rewards.functions.{index}.path"
         yield from code_problems(key, function.path, BUILT_IN_REWARDS, "built-in reward")
@@ -94,7 +96,7 @@ def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
     if config.algorithm not in (*RL_ALGORITHMS, "evaluate"):
         return
     has_model = config.reward.path is not None or config.reward.init is not None
-    if not has_model and not config.rewards.functions:
+    if not has_model and not config.rewards.functions and config.rollout.environment is None:
         yield (
             f"rewards.functions: empty and reward.path not set, so {config.algorithm} has no reward; set one of them"
         )

@@ -158,6 +158,27 @@ class DataConfig(Section):
     """A new permutation each epoch, a function of (seed, epoch)."""
 
 
+class EnvironmentConfig(Section):
+    """Episodes of several turns with a tool or an environment."""
+
+    path: str
+    """`package.module:Class` or `path/to/file.py:Class` with `reset(row, seed)` and `step(action, token_ids)`; one object for each episode."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    max_turns: PositiveInt = 8
+    """Actions of an episode at most; each is generated with `rollout.max_new_tokens`."""
+    max_total_tokens: PositiveInt | None = None
+    """An episode ends (finish reason `length`) where another action would not fit into this many tokens, prompt included; null: the model's positions."""
+    observation_role: str = "user"
+    """With a chat template: the role of an observation's turn, such as `user` or `tool`."""
+    step_timeout_s: PositiveFloat = 10.0
+    """Limit of one `reset` or `step`; beyond it the process is killed."""
+    on_error: Literal["end", "drop_group", "abort"] = "abort"
+    """What an exception or a time-out costs. end: the episode ends with the reward so far (finish reason `error`); drop_group: the prompt's samples leave advantages, losses and their normalisers, but stay stored, marked by the column `environment_dropped`; abort: stop the run with the prompt named."""
+    num_processes: PositiveInt = 2
+    """Processes of a rank that play its episodes; each steps one episode at a time."""
+
+
 class RolloutConfig(Section):
     """Generation."""
 
@@ -177,6 +198,8 @@ class RolloutConfig(Section):
     """0: no limit."""
     stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """null: those of the generation config, else the tokenizer's end of sequence."""
+    environment: EnvironmentConfig | None = None
+    """Play episodes of several turns; null: one response to each prompt."""
     recompute_log_probs: bool = True
     """Recompute the sampled tokens' log-probabilities with the actor before the update; false: the engine's stand in (right where both compute alike and each iteration makes one optimizer step)."""
     max_batch_tokens: PositiveInt = 65536
@@ -280,6 +303,8 @@ class RewardsConfig(Section):
 
     model_weight: float = 1.0
     """Weight of the reward model's score, where a reward model is configured."""
+    environment_weight: float = 1.0
+    """Weight of an episode's reward, the sum of its steps' (`reward/environment`), where an environment is configured."""
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Programmatic rewards."""
     num_processes: PositiveInt | None = None

@@ -7,6 +7,7 @@ from configs.schema import RunConfig
 from flows.own_code import check_own_code
 from flows.sinks import check_sinks
 from workers.engines.sglang_probe import check_engine
+from workers.environments.pool import check_environment
 from workers.rewards import check_reward_functions
 
 
@@ -16,4 +17,5 @@ def check(config: RunConfig, *, source: str = "") -> None:
     check_sinks(config.logging)
     check_own_code(config)
     check_reward_functions(config)
+    check_environment(config)
     check_engine(config)

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from configs.schema import RunConfig
+
 Kind = Literal["column", "state"]
 
 
@@ -45,6 +47,8 @@ GENERATED = (
     "prompt_id", "group", "sample", "prompt_length", "response_length",
     "finish_reason", "prompt_text", "text", "answer",
 )  # fmt: skip
+EPISODES = ("step", "step_reward", "step_group", "num_turns", "environment_reward", "environment_dropped")
+"""What generation writes beside, with `rollout.environment`."""
 LOADED = (
     "token_ids",
     "response_mask",
@@ -76,10 +80,11 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="critic", method="compute_values", kind="column", protocol="DP_PROTO",
                   reads=SEQUENCES, writes=("values",)),
         ModelCall(role="reward", method="compute_reward", kind="column", protocol="DP_PROTO",
-                  reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("reward", "reward_dropped")),
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer", "environment_reward?", "environment_dropped?"),
+                  writes=("reward", "reward_dropped")),
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
                   reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
-                         "finish_reason?", "reward_dropped?"),
+                         "reward_dropped?", "prompt_id?", "step?", "step_reward?", "step_group?", "finish_reason?"),
                   writes=("token_rewards", "advantages", "returns", "loss_mask"),
                   also_reads={"baseline": ("group", "reward", "reward_dropped?")}),
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
@@ -95,6 +100,13 @@ CALLS: dict[str, ModelCall] = {
 def present_columns(reads: tuple[str, ...], present: Collection[str]) -> tuple[str, ...]:
     """The names of a row's `reads`, those with a `?` where they are present."""
     return tuple(name.rstrip("?") for name in reads if not name.endswith("?") or name[:-1] in present)
+
+
+def columns_written(call: ModelCall, config: RunConfig) -> tuple[str, ...]:
+    """What a call writes under this configuration."""
+    if call.site == "actor.generate_sequences" and config.rollout.environment is not None:
+        return (*call.writes, *EPISODES)
+    return call.writes
 
 
 def register_call(call: ModelCall) -> None:

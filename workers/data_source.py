@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from configs.data_files import Kind, needed_columns
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """row: row of the data set. answer: from the data set, as JSON; empty where there is none."""
+    """row: row of the data set. answer: from the data set, as JSON; empty where there is none. data: the row itself."""
 
     row: int
     tokens: tuple[int, ...]
     text: str
     answer: str
+    data: Row = field(default_factory=dict)
 
 
 class PromptSource:
@@ -64,7 +65,8 @@ class PromptSource:
                 continue
             tokens = limits.prompt(prompt_ids(tokenizer, text, special, place), number)
             if tokens is not None:
-                self._prompts.append(Prompt(row=number, tokens=tokens, text=text, answer=_answer(data, row)))
+                prompt = Prompt(row=number, tokens=tokens, text=text, answer=_answer(data, row), data=row)
+                self._prompts.append(prompt)
         self.counts = DataCounts(rows=len(rows), dropped=limits.dropped, truncated=limits.truncated, held_out=held_out)
         _require_some(self._prompts, data, rows.name)
 
@@ -74,6 +76,27 @@ class PromptSource:
     def prompts(self, rows: Array | Sequence[int]) -> list[Prompt]:
         """The prompts at these indices (0 to len - 1), in this order."""
         return [self._prompts[int(row)] for row in rows]
+
+
+def with_text(data: DataConfig, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, words: str) -> Prompt:
+    """The prompt with other words of the user: in its column, or in its conversation's last turn.
+
+    Raises UserError when it becomes longer than `data.max_prompt_tokens`.
+    """
+    place = f"row {prompt.row + 1}"
+    if data.messages_column is not None:
+        messages = list(_prompt_messages(data, prompt.data, place) or ())
+        changed: Row = {data.messages_column: [*messages[:-1], {**messages[-1], "content": words}]}
+    else:
+        changed = {data.prompt_column: words}
+    text, special = _prompt_text(data, tokenizer, {**prompt.data, **changed}, place)
+    tokens = prompt_ids(tokenizer, text, special, place)
+    if len(tokens) > data.max_prompt_tokens:
+        raise UserError(
+            f"{place}: the environment's first observation has {len(tokens)} tokens, more than data.max_prompt_tokens "
+            f"({data.max_prompt_tokens}); raise it"
+        )
+    return replace(prompt, tokens=tokens, text=text)
 
 
 class SequenceSource:

@@ -10,12 +10,14 @@ import numpy as np
 
 from pipeline.balance import partition_by_tokens
 from pipeline.random import seed_of
-from pipeline.rollouts import Array, Rollouts, offsets_of
+from pipeline.rollouts import Array, Rollouts
 from workers.data_source import Prompt
 from workers.engines.base import GenerateRequest, GenerateResult, SamplingParams
+from workers.episodes import SeedParts, play_rollouts
 from workers.memory import give_back
 from workers.rank_context import RankContext
 from workers.residency import FORWARD_PARTS
+from workers.responses import SAMPLE_DTYPES, Response, pack_responses
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest
@@ -74,36 +76,40 @@ def samples_per_prompt(context: RankContext, request: StageRequest) -> int:
 def generate_rollouts(
     context: RankContext, prompts: Sequence[Prompt], groups: Array, request: StageRequest
 ) -> tuple[Rollouts, dict[str, float]]:
-    """This rank's prompts, `samples_per_prompt` responses each.
+    """This rank's prompts, `samples_per_prompt` responses each (or episodes, with `rollout.environment`); collective.
 
-    A sample's randomness is a function of (run seed, iteration, prompt, occurrence, sample): no
+    A sample's randomness is a function of (run seed, iteration, prompt, occurrence, sample, turn): no
     generator's state is saved, and the number of ranks does not matter.
     """
-    temperature = request.arguments.get("temperature")
+    config = context.config
     num_samples = samples_per_prompt(context, request)
-    requests = [
-        GenerateRequest(
-            request_id=str(group),
-            prompt_tokens=list(prompt.tokens),
-            seeds=tuple(
-                seed_of(
-                    context.config.seed,
-                    "sample",
-                    request.key.iteration,
-                    request.key.stage,
-                    prompt.row,
-                    sample,
-                )
-                for sample in range(num_samples)
-            ),
-        )
-        for prompt, group in zip(prompts, groups, strict=True)
+    sampling = sampling_params(context, temperature=request.arguments.get("temperature"))
+    seeds = [
+        [(config.seed, "sample", request.key.iteration, request.key.stage, prompt.row, k) for k in range(num_samples)]
+        for prompt in prompts
     ]
     started = time.perf_counter()
-    results = context.engines.generate(requests, sampling_params(context, temperature=temperature))
-    seconds = time.perf_counter() - started
-    rollouts = pack_results(prompts, groups, results, decode=context.decode)
-    return rollouts, {"generation_seconds": seconds}
+    if config.rollout.environment is not None:
+        rollouts = play_rollouts(context, prompts, groups, seeds, sampling)
+    else:
+        rollouts = _respond(context, prompts, groups, seeds, sampling)
+    return rollouts, {"generation_seconds": time.perf_counter() - started}
+
+
+def _respond(
+    context: RankContext,
+    prompts: Sequence[Prompt],
+    groups: Array,
+    seeds: Sequence[Sequence[SeedParts]],
+    sampling: SamplingParams,
+) -> Rollouts:
+    requests = [
+        GenerateRequest(
+            request_id=str(group), prompt_tokens=list(prompt.tokens), seeds=tuple(seed_of(*parts) for parts in own)
+        )
+        for prompt, group, own in zip(prompts, groups, seeds, strict=True)
+    ]
+    return pack_results(prompts, groups, context.engines.generate(requests, sampling), decode=context.decode)
 
 
 def pack_results(
@@ -117,35 +123,20 @@ def pack_results(
 
     The mask comes from the lengths that the engine returned, never from token values.
     """
-    rows = [(p, g, k, s) for p, g, r in zip(prompts, groups, results, strict=True) for k, s in enumerate(r.samples)]
-    token_ids = [np.array([*p.tokens, *s.token_ids], dtype=np.int32) for p, _, _, s in rows]
-    prompt_lengths = np.array([len(p.tokens) for p, _, _, _ in rows], dtype=np.int32)
-    response_lengths = np.array([len(s.token_ids) for _, _, _, s in rows], dtype=np.int32)
-
-    def spread(values: Sequence[Array], dtype: str, fill: float) -> Array:
-        parts = [np.concatenate([np.full(n, fill), v]) for n, v in zip(prompt_lengths, values, strict=True)]
-        return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
-
-    def text(values: Sequence[str]) -> Array:
-        return np.array(values, dtype=object)
-
-    return Rollouts(
-        offsets=offsets_of(prompt_lengths + response_lengths),
-        token_columns={
-            "token_ids": np.concatenate(token_ids) if token_ids else np.zeros(0, np.int32),
-            "response_mask": spread([np.ones(n) for n in response_lengths], "uint8", 0),
-            "rollout_log_probs": spread([s.log_probs for _, _, _, s in rows], "float32", 0.0),
-            "policy_version": spread([s.policy_version for _, _, _, s in rows], "int32", -1),
-        },
-        sample_columns={
-            "prompt_id": np.array([p.row for p, _, _, _ in rows], dtype=np.int64),
-            "group": np.array([g for _, g, _, _ in rows], dtype=np.int32),
-            "sample": np.array([k for _, _, k, _ in rows], dtype=np.int32),
-            "prompt_length": prompt_lengths,
-            "response_length": response_lengths,
-            "finish_reason": text([s.finish_reason for _, _, _, s in rows]),
-            "prompt_text": text([p.text for p, _, _, _ in rows]),
-            "text": text([decode(s.token_ids) for _, _, _, s in rows]),
-            "answer": text([p.answer or "" for p, _, _, _ in rows]),
-        },
-    )
+    rows = [
+        Response(
+            prompt=prompt,
+            group=int(group),
+            sample=number,
+            columns={
+                "token_ids": sample.token_ids,
+                "response_mask": np.ones(len(sample.token_ids), np.uint8),
+                "rollout_log_probs": sample.log_probs,
+                "policy_version": sample.policy_version,
+            },
+            finish_reason=sample.finish_reason,
+        )
+        for prompt, group, result in zip(prompts, groups, results, strict=True)
+        for number, sample in enumerate(result.samples)
+    ]
+    return pack_responses(rows, decode=decode, dtypes=SAMPLE_DTYPES)

@@ -76,3 +76,12 @@ def gather_to_all(value: T, group: PoolGroup) -> Sequence[T]:
     parts: list[T] = [value] * group.size
     dist.all_gather_object(parts, value, group=group.control)
     return parts
+
+
+def any_of_ranks(here: bool, group: PoolGroup) -> bool:
+    """Whether it holds on any rank (collective)."""
+    if group.size == 1:
+        return here
+    flag = torch.tensor([float(here)])
+    dist.all_reduce(flag, group=group.control)
+    return bool(flag.item())

@@ -20,11 +20,13 @@ from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
 from workers.device import choose_device
 from workers.engine_link import EngineLink
+from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.process_group import PoolGroup, TCPStore, join
 from workers.residency import Residency
 from workers.rewards import RewardFunctions, default_processes
 from workers.role_model import RoleModel
+from workers.turn_tokens import TurnTokens
 
 if TYPE_CHECKING:
     from workers.rank_actor import RankSpec
@@ -111,6 +113,25 @@ class RankContext:
         )
 
     @cached_property
+    def environments(self) -> EnvironmentPool:
+        """The processes that play this rank's episodes. Raises UserError where none is configured."""
+        if self.config.rollout.environment is None:
+            raise UserError("rollout.environment: not set; name the class to play")
+        return EnvironmentPool(self.config.rollout.environment)
+
+    @cached_property
+    def turn_tokens(self) -> TurnTokens:
+        """What stands between two actions of an episode."""
+        environment, data = self.config.rollout.environment, self.config.data
+        role = "user" if environment is None else environment.observation_role
+        return TurnTokens(self.tokenizer, chat=data.apply_chat_template or data.messages_column is not None, role=role)
+
+    @cached_property
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence that the actor can take."""
+        return int(self.models["actor"].model.hf.config.get_text_config().max_position_embeddings)
+
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         return stop_token_ids(self.config, self.tokenizer)
 
@@ -120,6 +141,8 @@ class RankContext:
     def close(self) -> None:
         if "engines" in self.__dict__:
             self.engines.close()
+        if "environments" in self.__dict__:
+            self.environments.close()
         if "reward_functions" in self.__dict__:
             self.reward_functions.close()
         if dist.is_initialized():

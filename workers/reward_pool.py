@@ -20,7 +20,8 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.schema import RewardFunctionConfig
-from workers.reward_child import ChildDied, ChildTimeout, RewardChild
+from workers.json_child import ChildDied, ChildTimeout
+from workers.reward_child import RewardChild
 
 GRACE_S = 2.0
 """Coroutines keep their time limits themselves; a loop that is blocked for so much longer is killed."""

@@ -36,6 +36,9 @@ def score_rewards(context: RankContext, batch: Rollouts) -> ScoredRows:
     if "reward" in context.models:
         parts["reward/model"] = np.asarray(context.model("reward").compute_scores(batch), dtype=np.float32)
         weights["reward/model"] = rewards.model_weight
+    if "environment_reward" in batch:
+        parts["reward/environment"] = batch["environment_reward"]
+        weights["reward/environment"] = rewards.environment_weight
     scores = function_scores(context.reward_functions, batch)
     details = same_columns(scores.details, batch.num_rows, context.group)
     parts |= {f"reward/{name}": column for name, column in {**scores.parts, **details}.items()}
@@ -62,8 +65,11 @@ def function_scores(functions: RewardFunctions, batch: Rollouts) -> RewardScores
 
 
 def rows_dropped(scores: RewardScores, batch: Rollouts) -> Array:
-    """uint8 [B]: 1 on all rows of a group in which a function failed under `on_error: drop_group`."""
-    return np.isin(batch["group"], batch["group"][scores.dropped]).astype(np.uint8)
+    """uint8 [B]: 1 on all rows of a group in which a function, or the environment, failed under `drop_group`."""
+    dropped = np.isin(batch["group"], batch["group"][scores.dropped])
+    if "environment_dropped" in batch:
+        dropped |= batch["environment_dropped"].astype(bool)
+    return dropped.astype(np.uint8)
 
 
 def same_columns(details: Mapping[str, Array], num_rows: int, group: PoolGroup) -> dict[str, Array]:

@@ -94,7 +94,11 @@ def generation_metrics(columns: Rollouts | None) -> dict[str, float]:
     if columns is None:
         return {}
     lengths = columns["response_length"]
-    return {
+    reasons, counts = np.unique(columns["finish_reason"].astype(str), return_counts=True)
+    metrics = {f"finish/{reason}": float(n) / columns.num_rows for reason, n in zip(reasons, counts, strict=True)}
+    if "num_turns" in columns:
+        metrics["num_turns_mean"] = float(columns["num_turns"].mean())
+    return metrics | {
         "response_length_mean": float(lengths.mean()),
         "response_length_max": float(lengths.max()),
         "truncated": float((columns["finish_reason"] == "length").mean()),

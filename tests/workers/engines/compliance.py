@@ -189,6 +189,24 @@ def any_number_of_requests_and_samples(make: EngineFactory) -> None:
     assert all(len(sample.token_ids) == 1 for result in many for sample in result.samples)
 
 
+def turns_go_on_from_the_ids_of_those_before(make: EngineFactory) -> None:
+    """An episode: sampled ids and observations as the next prompt, three times; a prefix cache changes nothing."""
+    engine = make()
+    sampling = SamplingParams(max_new_tokens=5, stop_token_ids=STOPS)
+    histories = [list(each.prompt_tokens) for each in requests(9, 4, 17, samples=1)]
+    for turn in range(3):
+        given = [
+            GenerateRequest(request_id=number, prompt_tokens=tuple(history), seeds=(100 * turn + number,))
+            for number, history in enumerate(histories)
+        ]
+        for history, result in zip(histories, engine.generate(given, sampling), strict=True):
+            (sample,) = result.samples
+            table = recomputed(make.family, history, sample).numpy()
+            expected = table[np.arange(len(sample.token_ids)), sample.token_ids]
+            np.testing.assert_allclose(sample.log_probs, expected, atol=max(1e-4, engine.metadata.log_prob_tolerance))
+            history += [*sample.token_ids.tolist(), 90, 91 + turn, 92]
+
+
 def generation_follows_new_weights(make: EngineFactory) -> None:
     """Field faults 22 and 23: nothing of the old weights is left, and every token names its version."""
     engine = make()
@@ -240,6 +258,7 @@ CHECKS: tuple[Callable[[EngineFactory], None], ...] = (
     a_pad_id_that_is_the_end_of_sequence_counts_as_any_token,
     only_the_most_likely_tokens_are_sampled,
     any_number_of_requests_and_samples,
+    turns_go_on_from_the_ids_of_those_before,
     generation_follows_new_weights,
     sleep_and_wake_change_nothing,
     impossible_requests_are_refused,

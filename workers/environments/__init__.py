@@ -1,0 +1,1 @@
+"""Environments of several turns: tools and agents, played in processes that can be killed."""
