@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 from prefect import flow
+from prefect.exceptions import PrefectHTTPStatusError
 
+from configs.errors import UserError
 from flows.execution import RunExecution, RunResult
+from flows.prefect_client import configured_api_url, fail_fast
 
+FAREWELL_S = 20.0
+"""For Prefect to record the end of a run that is done."""
 EXECUTIONS: dict[str, RunExecution] = {}
 
 
@@ -16,10 +24,39 @@ async def alignment(run: str) -> RunResult:
 
 
 async def run_flow(execution: RunExecution) -> RunResult:
-    """Run an execution as a Prefect flow run."""
+    """Run an execution as a Prefect flow run; how it ended is the execution's word, not the server's.
+
+    Raises UserError when the server does not answer at the start, and what the execution raises.
+    """
     EXECUTIONS[execution.name] = execution
+    fail_fast()
+    flow_run = asyncio.ensure_future(alignment(execution.name))
+    ended = asyncio.ensure_future(execution.ended.wait())
     try:
-        result: RunResult = await alignment(execution.name)
-        return result
+        await asyncio.wait({flow_run, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({flow_run}, timeout=FAREWELL_S)
+        return _result(flow_run, execution)
+    except asyncio.CancelledError:
+        flow_run.cancel()
+        await asyncio.wait({flow_run})
+        raise
     finally:
+        ended.cancel()
+        flow_run.cancel()
         del EXECUTIONS[execution.name]
+
+
+def _result(flow_run: asyncio.Task[RunResult], execution: RunExecution) -> RunResult:
+    error = flow_run.exception() if flow_run.done() else TimeoutError(f"no answer within {FAREWELL_S:g} s")
+    if error is None:
+        return flow_run.result()
+    if not isinstance(error, httpx.HTTPError | PrefectHTTPStatusError | TimeoutError):
+        raise error
+    cause = " ".join(f"{type(error).__name__}: {error}".split())
+    if not execution.ended.is_set():
+        raise UserError(f"PREFECT_API_URL={configured_api_url()}: the Prefect server does not answer ({cause})")
+    execution.view.note(f"the Prefect server could not be told how the run ended ({cause[:200]})")
+    if execution.error is not None:
+        raise execution.error
+    assert execution.result is not None
+    return execution.result

@@ -65,6 +65,11 @@ class Committer:
         """The newest commit; when it is done, so are all before it."""
         return self._last
 
+    def check(self) -> None:
+        """Raises the first error of those that have ended, so that nothing more is computed in vain."""
+        if self._last is not None and self._last.done():
+            self._last.result()
+
     async def drain(self) -> None:
         """Wait for every submitted commit; raises the first one's error."""
         if self._last is not None:

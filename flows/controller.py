@@ -90,6 +90,7 @@ class Controller:
                 raise StopRequested(f"stopped before {spec.key.name}")
             if self.ranks.broken:
                 raise RanksLost(f"{spec.key.name}: not started, ranks were lost before it")
+            self.committer.check()
             return await self._run(spec)
 
     async def _run(self, spec: StageSpec) -> StageOutcome:

@@ -71,10 +71,26 @@ class RunExecution:
         self.committer = Committer(RolloutStore(directory.rollouts))
         self.done = 0
         self.last_metrics: dict[str, Any] = {}
+        self.ended = asyncio.Event()
+        self.result: RunResult | None = None
+        self.error: Exception | None = None
 
     async def execute(self) -> RunResult:
-        """All remaining iterations. Raises UserError, RankError, or RanksLost after the last recovery."""
+        """All remaining iterations. Raises UserError, RankError, or RanksLost after the last recovery.
+
+        `ended` is set afterwards, with `result` or `error`.
+        """
         self.stop.handle_again()  # Prefect takes SIGTERM for itself while a flow runs
+        try:
+            self.result = await self._execute()
+            return self.result
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+    async def _execute(self) -> RunResult:
         calls = await trace_async(self.config)
         ranks = Ranks(
             client=self.client,
@@ -87,11 +103,14 @@ class RunExecution:
         per_pool = calls_per_pool(calls)
         try:
             await ranks.build()
+            self.stop.may_end_at_once = False
             status = await self._recovering(ranks, dict(per_pool))
         finally:
             CONTROLLERS.pop(self.name, None)
-            await self.reporter.close()
-            await ranks.close()
+            try:
+                await self.reporter.close()
+            finally:
+                await ranks.close()
         return RunResult(status=status, iterations=self.done, metrics=self.last_metrics)
 
     async def _recovering(self, ranks: Ranks, per_pool: dict[str, int]) -> str:

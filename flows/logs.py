@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.log_file import LogFile
+
 FILE_FORMAT = "%(asctime)s %(levelname)-7s %(name)s [%(task_run_name)s]: %(message)s"
 QUIET = (
     "asyncio",
@@ -47,7 +49,7 @@ def controller_log(logs: Path, *, terminal_level: int = logging.WARNING) -> Iter
 
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / "controller.log"
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = LogFile(path)
     file.setFormatter(logging.Formatter(FILE_FORMAT, defaults={"task_run_name": "-"}))
     terminal = TerminalHandler()
     terminal.setLevel(terminal_level)

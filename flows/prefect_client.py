@@ -50,6 +50,7 @@ def _client_environment(api_url: str, home: Path) -> dict[str, str | None]:
     return {
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(home),
+        "PREFECT_CLIENT_MAX_RETRIES": "3",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
@@ -83,6 +84,18 @@ def _refresh_settings() -> None:
     import prefect.context
 
     prefect.context.refresh_global_settings_context()
+
+
+def fail_fast() -> None:
+    """Events that cannot be sent fail at once and are kept for the next connection.
+
+    By default each waits for seven seconds, hundreds of them before the process may end.
+    """
+    from prefect.events.clients import PrefectEventsClient
+    from prefect.events.worker import EventsWorker, emit_events_to_cloud
+
+    if not emit_events_to_cloud():
+        EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=2)
 
 
 def drain_client() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import os
 import signal
 import subprocess
@@ -32,11 +33,14 @@ from flows.server_leases import (
     take_lease,
     withdraw_address,
 )
+from flows.server_watch import ServerWatch
 
 __all__ = ["LocalPrefectServer", "client_settings", "configured_api_url"]
 
 HOME = ".prefect"
 """The server's folder beside the runs that use it."""
+logger = logging.getLogger(__name__)
+
 STOP_TIMEOUT_S = 75.0
 """From SIGTERM to SIGKILL: the server first records what it has received (server_process.py has the limits)."""
 
@@ -63,8 +67,12 @@ SERVER_SETTINGS = {
 """The server's environment, beside PREFECT_HOME; other PREFECT_* variables of the user are not passed on."""
 
 
+class ServerGone(RuntimeError):
+    """The server of another run ended while it was joined."""
+
+
 class LocalPrefectServer:
-    """A context manager, sync and async: the server is healthy inside.
+    """A context manager, sync and async: the server is healthy inside; one that is killed is started again.
 
     Raises TimeoutError or RuntimeError, naming the log, when the server does not come up.
     """
@@ -76,6 +84,7 @@ class LocalPrefectServer:
         self._lease: Lock | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._address: ServerAddress | None = None
+        self._watch = ServerWatch(lambda: is_running(self.home), self._start_again)
 
     @property
     def address(self) -> ServerAddress:
@@ -101,18 +110,17 @@ class LocalPrefectServer:
 
     def __enter__(self) -> Self:
         try:
-            with start_lock(self.home, timeout_s=self._start_timeout_s):
-                self._lease = take_lease(self.home)
-                self._address = running_address(self.home) or self._launch()
-            self._wait_until_healthy()
+            self._join(time.monotonic() + self._start_timeout_s)
         except BaseException:
             self._leave()
             raise
+        self._watch.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watch.stop()
         drain_client()
         self._leave()
 
@@ -124,11 +132,38 @@ class LocalPrefectServer:
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
-    def _launch(self) -> ServerAddress:
+    def _join(self, deadline: float) -> None:
+        """Use the home's server, or start one; a server that is dying at this moment is replaced."""
+        while True:
+            with start_lock(self.home, timeout_s=self._start_timeout_s):
+                self._lease = self._lease or take_lease(self.home)
+                self._address = running_address(self.home) or self._launch()
+            try:
+                self._wait_until_healthy()
+            except ServerGone:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            return
+
+    def _start_again(self) -> None:
+        """In the watch's thread: a server on the port that this process's clients know.
+
+        Raises RuntimeError, OSError or TimeoutError when there is none."""
+        started, port = time.monotonic(), self.address.port
+        with start_lock(self.home, timeout_s=self._start_timeout_s):
+            there = running_address(self.home)
+            self._address = there or self._launch(port)
+        self._wait_until_healthy()
+        if there is None:
+            logger.warning("the Prefect server was lost; started again after %.1f s", time.monotonic() - started)
+
+    def _launch(self, port: int = 0) -> ServerAddress:
+        withdraw_address(self.home)  # a killed server leaves its address behind
         script = Path(__file__).with_name("server_process.py")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(script), str(self.home)],
+                [sys.executable, "-P", str(script), str(self.home), str(port)],
                 cwd=self.home,
                 env=_server_environment(self.home),
                 stdin=subprocess.DEVNULL,
@@ -152,7 +187,7 @@ class LocalPrefectServer:
         if self._process is not None and self._process.poll() is not None:
             raise RuntimeError(f"the Prefect server ended with {self._process.returncode}: see {self.log}")
         if self._process is None and not is_running(self.home):
-            raise RuntimeError(f"another run's Prefect server ended: start again; see {self.log}")
+            raise ServerGone(f"another run's Prefect server ended: start again; see {self.log}")
         if time.monotonic() > deadline:
             raise TimeoutError(f"no Prefect server after {self._start_timeout_s:g} s: see {self.log}")
 

@@ -106,6 +106,7 @@ async def session(config: RunConfig, *, parent: Path, num_workers: int, quiet: b
     """Start what runs need: a local Prefect server, unless PREFECT_API_URL names one, and Dask."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())
+        stop.may_end_at_once = True
         # both take seconds to come up; Dask's client must be made in this task's own context
         starting = asyncio.ensure_future(stack.enter_async_context(_prefect(parent)))
         try:
@@ -123,8 +124,15 @@ async def _prefect(parent: Path) -> AsyncIterator[str | None]:
     if configured_api_url() is not None:
         yield None
         return
-    async with LocalPrefectServer(parent / HOME) as server:
+    server = LocalPrefectServer(parent / HOME)
+    try:
+        await server.__aenter__()
+    except (RuntimeError, OSError) as error:  # OSError: a full disk, or no server in time
+        raise UserError(f"no local Prefect server in {server.home}: {error}") from error
+    try:
         yield server.api_url
+    finally:
+        await server.__aexit__(None, None, None)
 
 
 def ranks_needed(config: RunConfig) -> int:

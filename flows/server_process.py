@@ -1,6 +1,6 @@
-"""The local Prefect server's process. Run by path, never imported: `python -P server_process.py HOME`.
+"""The local Prefect server's process. Run by path, never imported: `python -P server_process.py HOME PORT`.
 
-It serves on a free port of 127.0.0.1 and ends by itself when no process holds a lease on its home (see
+It serves on a port of 127.0.0.1 (0: a free one) and ends by itself when no process holds a lease on its home (see
 server_leases.py), so that a killed run leaves no server behind. On its way out it first records the
 events it has received: task runs reach Prefect's database through an in-memory queue.
 """
@@ -28,11 +28,11 @@ START_TIMEOUT_S = 90.0
 """For the server before this one to end."""
 
 
-def main(home: Path) -> None:
+def main(home: Path, port: int = 0) -> None:
     """Serve until SIGTERM or until nobody uses the server."""
     leases = _load_leases()
     lock = leases.wait_for_lock(home / "server.lock", timeout_s=START_TIMEOUT_S)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
     port = int(listener.getsockname()[1])
     leases.publish_address(home, leases.ServerAddress(pid=os.getpid(), port=port))
     threading.Thread(target=_stop_when_unused, args=(home, leases), daemon=True).start()
@@ -108,4 +108,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

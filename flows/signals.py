@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first stops the run at the next stage boundary, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first stops the run at the next stage boundary, the second ends it at once.
+
+While nothing runs yet (processes start, models load) the first one ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ class StopRequest:
     """A context manager for the main thread, inside or outside an event loop; the old handlers come back.
 
     `note` gets one sentence per signal, in the signal handler: it must not wait for what the main thread
-    holds. It may be replaced while the context is open; None: a line on stderr.
+    holds. It may be replaced while the context is open; None: a line on stderr. may_end_at_once: true while
+    there is no stage to wait for.
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
         self.note = note or _print_note
+        self.may_end_at_once = False
         self._requested = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -52,6 +57,9 @@ class StopRequest:
         name = signal.Signals(number).name
         if self.requested:
             self.note(f"{name} again: ending now; committed stages are kept")
+            _end_now()
+        if self.may_end_at_once:
+            self.note(f"{name}: ending now; no stage was running")
             _end_now()
         self._requested.set()
         self.note(f"{name}: stopping after the running stages, which are committed; again to end at once")

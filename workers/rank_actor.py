@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import get_worker
 
+from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.stages import ColumnsRef, StageKey
+from storage.log_file import LogFile
 from storage.records import StageManifest
 from workers.envelope import Envelope, classify, enveloped
 
@@ -199,10 +201,10 @@ class RankActor:
         write = self._writes.pop(key)
         try:
             return Envelope(result=await asyncio.wrap_future(write))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UserError) as error:
             return Envelope(
                 error=f"writing {key.name}: {error}",
-                error_class="user" if isinstance(error, OSError) else "internal",
+                error_class="internal" if isinstance(error, ValueError) else "user",
             )
 
     async def ping(self) -> dict[str, Any]:
@@ -237,7 +239,7 @@ class RankActor:
 def log_to_file(path: Path) -> None:
     """Everything that this process logs, and its warnings, go to the run's folder from now on."""
     logging.captureWarnings(True)
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = LogFile(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root = logging.getLogger()
     for earlier in root.handlers[:]:

@@ -53,3 +53,11 @@ def test_details_are_for_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[
         logging.getLogger("flows.run").error("said by the command", extra=IN_FILE_ONLY)
     assert capsys.readouterr().err.splitlines() == ["one line"]
     assert "Traceback of a rank" in path.read_text() and "said by the command" in path.read_text()
+
+
+def test_a_full_disk_costs_the_log_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "controller.log").symlink_to("/dev/full")
+    with controller_log(tmp_path):
+        for number in range(3):
+            logging.getLogger("flows.execution").info("record %d", number)
+    assert capsys.readouterr().err == f"{tmp_path}/controller.log: No space left on device; the log is incomplete\n"

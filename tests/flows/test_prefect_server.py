@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -128,6 +129,28 @@ def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match=r"ended with .*server\.log"), LocalPrefectServer(tmp_path):
         pass
     assert not is_running(tmp_path) and not list((tmp_path / "clients").iterdir())
+
+
+def test_a_killed_server_comes_back_on_its_port(prefect_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LocalPrefectServer(prefect_home) as server:
+        killed, port = server.address.pid, server.address.port
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: bool(caplog.records), seconds=60)
+        assert server.address.pid != killed and server.address.port == port and answers(port)
+    assert not is_running(prefect_home)
+    assert len(caplog.records) == 1 and "was lost; started again after" in caplog.records[0].getMessage()
+
+
+def test_a_start_beside_a_dying_server_gets_one_of_its_own(prefect_home: Path, tmp_path: Path) -> None:
+    first = User(prefect_home, cwd=tmp_path)
+    dying = first.answer()
+    os.kill(dying["pid"], signal.SIGSTOP)  # it is there, and answers nobody
+    second = User(prefect_home, cwd=tmp_path)
+    wait_for(lambda: len(list((prefect_home / "clients").iterdir())) == 2)
+    first.process.kill()
+    os.kill(dying["pid"], signal.SIGKILL)
+    assert second.answer()["pid"] != dying["pid"]
+    second.leave()
 
 
 def test_client_settings_reach_new_threads_and_are_taken_back(

@@ -58,3 +58,20 @@ def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
     out, err = process.communicate(timeout=10)
     assert process.returncode == EXIT_INTERRUPTED == 130
     assert out == "" and err.splitlines()[1].startswith("SIGTERM again: ending now")
+
+
+def test_while_nothing_runs_the_first_signal_ends_the_process() -> None:
+    starting = BUSY.replace("as stop:", "as stop:\n        stop.may_end_at_once = True")
+    process = subprocess.Popen(
+        [sys.executable, "-c", starting],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert out == "" and err == "SIGTERM: ending now; no stage was running\n"
