@@ -115,6 +115,8 @@ def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
             yield f"{key} names a column; use 1 to {MAX_REWARD_NAME} printable characters, no slash"
         elif name == "model" and has_model:
             yield f"{key} is the reward model's part; give the function another `name`"
+        elif name == "over_long" and config.rewards.over_long.buffer is not None:
+            yield f"{key} is the part of rewards.over_long; give the function another `name`"
 
 
 def _answers(config: RunConfig) -> Iterator[str]:
@@ -175,6 +177,35 @@ def _loss(config: RunConfig) -> Iterator[str]:
         yield (
             f"loss.fixed_length: {loss.fixed_length} has no effect with loss.aggregation "
             f"{loss.aggregation}; set that to fixed_length or this to null"
+        )
+
+
+def _rollout_correction(config: RunConfig) -> Iterator[str]:
+    correction = config.loss.rollout_correction
+    if correction in ("truncate", "mask") and not config.rollout.recompute_log_probs:
+        yield (
+            f"loss.rollout_correction: {correction} weighs the trainer's log-probabilities against the engine's, and "
+            "rollout.recompute_log_probs is false; set that to true, or this to none"
+        )
+
+
+def _over_long(config: RunConfig) -> Iterator[str]:
+    over_long, longest = config.rewards.over_long, config.rollout.max_new_tokens
+    if over_long.buffer is None:
+        if over_long.expected_length is not None:
+            yield (
+                f"rewards.over_long.expected_length: {over_long.expected_length} has no effect without "
+                "rewards.over_long.buffer; set the tokens over which the penalty grows"
+            )
+    elif over_long.expected_length is None and over_long.buffer > longest:
+        yield (
+            f"rewards.over_long.buffer: {over_long.buffer} is more than rollout.max_new_tokens {longest}; "
+            "lower it or set rewards.over_long.expected_length"
+        )
+    elif (over_long.expected_length or 0) >= longest:
+        yield (
+            f"rewards.over_long.expected_length: {over_long.expected_length}: no response is longer than "
+            f"rollout.max_new_tokens {longest}; lower it"
         )
 
 
@@ -249,6 +280,8 @@ CHECKS: tuple[Check, ...] = (
     _rollout,
     _advantages,
     _loss,
+    _rollout_correction,
+    _over_long,
     _kl,
     _training,
     _optimizers,

@@ -202,6 +202,8 @@ class RolloutConfig(Section):
     """Play episodes of several turns; null: one response to each prompt."""
     recompute_log_probs: bool = True
     """Recompute the sampled tokens' log-probabilities with the actor before the update; false: the engine's stand in (right where both compute alike and each iteration makes one optimizer step)."""
+    gap_alarm: PositiveFloat | None = 0.1
+    """Mean absolute difference of the engine's and the trainer's log-probabilities (metric `rollout_gap_mean`, nats) above which an iteration warns; null: never."""
     max_batch_tokens: PositiveInt = 65536
     """Torch engine: sequences are generated together while (prompt + new tokens) x sequences stays under this."""
     tensor_parallel_size: PositiveInt = 1
@@ -252,6 +254,12 @@ class LossConfig(Section):
     """Clip of the value's change; null: off."""
     entropy_coef: float = 0.0
     """Entropy bonus."""
+    rollout_correction: Literal["auto", "none", "truncate", "mask"] = "auto"
+    """Importance weights of the trainer's log-probabilities over the engine's on the policy loss. truncate: held under the cap; mask: 0 above the cap; auto: truncate with sglang and `rollout.recompute_log_probs`, none otherwise."""
+    rollout_correction_level: Literal["token", "sequence"] = "token"
+    """token: one weight per token; sequence: the product over a response's tokens."""
+    rollout_correction_cap: PositiveFloat = 2.0
+    """Bound of the weight."""
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"] = (
         "token_mean"
     )
@@ -298,6 +306,17 @@ class RewardFunctionConfig(Section):
     """Coroutine functions (`async def`, and `http_judge`): samples in flight at once on a rank."""
 
 
+class OverLongConfig(Section):
+    """The soft penalty on long responses (DAPO), stored as the part `reward/over_long`."""
+
+    buffer: PositiveInt | None = None
+    """Tokens over which the penalty grows from 0 to 1; null: no penalty."""
+    expected_length: NonNegativeInt | None = None
+    """Response tokens that cost nothing; null: `rollout.max_new_tokens` less the buffer."""
+    weight: NonNegativeFloat = 1.0
+    """The reward is lowered by this times the penalty."""
+
+
 class RewardsConfig(Section):
     """What is rewarded: the reward model's score, functions, or both."""
 
@@ -309,6 +328,8 @@ class RewardsConfig(Section):
     """Programmatic rewards."""
     num_processes: PositiveInt | None = None
     """Child processes that score at once, on each rank; null: the machine's cores over `resources.num_ranks`, at most 16."""
+    over_long: OverLongConfig = OverLongConfig()
+    """Penalty on long responses."""
 
 
 class PoolConfig(Section):

@@ -26,6 +26,8 @@ async def publish_iteration(
     stage_seconds: Mapping[str, float],
     best: str,
     worst: str,
+    *,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Publish the iteration's artifact from inside a flow or task run.
 
@@ -37,7 +39,7 @@ async def publish_iteration(
     artifact = MarkdownArtifact(
         key=artifact_key(run_name),
         description=f"Iteration {iteration} of {one_line(run_name)}",
-        markdown=iteration_markdown(run_name, iteration, metrics, stage_seconds, best, worst),
+        markdown=iteration_markdown(run_name, iteration, metrics, stage_seconds, best, worst, warnings=warnings),
     )
     try:
         async with asyncio.timeout(PUBLISH_TIMEOUT_S):
@@ -72,12 +74,15 @@ def iteration_markdown(
     stage_seconds: Mapping[str, float],
     best: str,
     worst: str,
+    *,
+    warnings: Sequence[str] = (),
 ) -> str:
-    """The page: metrics, seconds of each stage, best and worst sample (left out where empty)."""
+    """The page: warnings, metrics, seconds of each stage, best and worst sample (left out where empty)."""
     total = sum(stage_seconds.values())
     stages = [(name, f"{s:.3f}", f"{s / total:.0%}" if total else "") for name, s in stage_seconds.items()]
     parts = [
         f"# {one_line(run_name)}, iteration {iteration}",
+        *(f"**Warning:** {one_line(warning)}" for warning in warnings),
         table(("metric", "value"), [(name, number(value)) for name, value in sorted(metrics.items())]),
         table(("stage", "seconds", "share"), stages),
     ]

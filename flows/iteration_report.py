@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from flows.artifacts import publish_iteration
 from flows.live_view import LiveView
 from flows.sinks import MetricsSinks
 from pipeline.dropping import MARKERS, without_dropped
+from pipeline.rollout_gap import gap_warning
 from pipeline.stages import StageOutcome
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 
 def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -> dict[str, Any]:
@@ -58,7 +62,11 @@ class IterationReporter:
     ) -> None:
         """Report an iteration once its stages are committed and the one before is reported."""
         self._view.iteration_finished(iteration, metrics)
-        self._last = asyncio.create_task(self._publish(self._last, iteration, metrics, outcomes, committed))
+        warnings = [warning for warning in (gap_warning(metrics, self._config),) if warning is not None]
+        for warning in warnings:
+            logger.warning("iteration %d: %s", iteration + 1, warning)
+            self._view.note(f"iteration {iteration + 1}: {warning}")
+        self._last = asyncio.create_task(self._publish(self._last, iteration, metrics, outcomes, warnings, committed))
 
     async def _publish(
         self,
@@ -66,6 +74,7 @@ class IterationReporter:
         iteration: int,
         metrics: Mapping[str, Any],
         outcomes: Mapping[str, StageOutcome],
+        warnings: Sequence[str],
         committed: asyncio.Task[None] | None,
     ) -> None:
         if before is not None:
@@ -78,7 +87,8 @@ class IterationReporter:
         if self._config.logging.artifacts:
             seconds = {stage: outcome.seconds for stage, outcome in outcomes.items() if not outcome.from_store}
             best, worst = await asyncio.to_thread(self._extremes, iteration, outcomes)
-            await publish_iteration(self._directory.path.name, iteration, metrics, seconds, best, worst)
+            name = self._directory.path.name
+            await publish_iteration(name, iteration, metrics, seconds, best, worst, warnings=warnings)
 
     def _extremes(self, iteration: int, outcomes: Mapping[str, StageOutcome]) -> tuple[str, str]:
         """The samples with the highest and the lowest reward, of those that count."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.over_long import over_long_part
 from pipeline.rollouts import Array, Rollouts
 from workers.process_group import PoolGroup, gather_to_all
 from workers.rank_context import RankContext
@@ -44,6 +45,9 @@ def score_rewards(context: RankContext, batch: Rollouts) -> ScoredRows:
     parts |= {f"reward/{name}": column for name, column in {**scores.parts, **details}.items()}
     for name, function in zip(reward_names(rewards.functions), rewards.functions, strict=True):
         weights[f"reward/{name}"] = function.weight
+    too_long = over_long_part(batch, context.config)
+    if too_long is not None:
+        parts["reward/over_long"], weights["reward/over_long"] = too_long, rewards.over_long.weight
     total = np.zeros(batch.num_rows, dtype=np.float64)
     for name, weight in weights.items():
         total += weight * parts[name].astype(np.float64)

@@ -17,6 +17,7 @@ from pipeline.balance import mini_batches, partition_by_tokens
 from pipeline.cursor import batch_rows
 from pipeline.dropping import kept_rows, with_dropped, without_dropped
 from pipeline.random import seed_of
+from pipeline.rollout_gap import rollout_gap
 from pipeline.rollouts import Array, Rollouts, concat, in_loss
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
@@ -152,17 +153,9 @@ def compute_log_prob(context: RankContext, request: StageRequest) -> StageOutput
 
 
 def _rollout_gap(context: RankContext, request: StageRequest, columns: Rollouts) -> dict[str, float]:
-    """How far the engine's log-probabilities are from the trainer's (response tokens)."""
+    """The gap between engine and trainer, over all ranks: their columns meet on the first."""
     batch = context.plane.get(request.rollouts, ("rollout_log_probs", "response_mask"))
-    mask = batch["response_mask"].astype(bool)
-    gap = np.abs(columns["log_probs"][mask] - batch["rollout_log_probs"][mask])
-    if not gap.size:
-        return {}
-    return {
-        "rollout_gap_mean": float(gap.mean()),
-        "rollout_gap_max": float(gap.max()),
-        "entropy_mean": float(columns["entropy"][mask].mean()),
-    }
+    return rollout_gap(batch.with_columns(token=columns.token_columns))
 
 
 @stage_method("critic.compute_values")

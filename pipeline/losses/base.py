@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import RunConfig
+from pipeline.kl import MAX_EXPONENT
 from pipeline.registry import Registry
 
 
@@ -83,6 +84,11 @@ get_loss = LOSSES.get
 def masked(column: Tensor, mask: Tensor) -> Tensor:
     """column where mask, else an exact 0 through which no gradient flows, whatever the column holds."""
     return torch.where(mask, column, torch.zeros_like(column))
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """log_ratio held within +-20, so that no token can make a loss or its gradient infinite."""
+    return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)
 
 
 def needed(output: Tensor | None, name: str) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from configs.schema import LossConfig, RunConfig
-from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, masked, register_loss
-from pipeline.losses.policy_terms import PolicyTokens, bounded, policy_output, policy_tokens
+from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, bounded, masked, register_loss
+from pipeline.losses.policy_terms import PolicyTokens, policy_output, policy_tokens
 
 
 @register_loss("clipped")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from configs.schema import RunConfig
-from pipeline.kl import MAX_EXPONENT, kl_estimate, kl_loss
-from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, detached, masked, needed
+from pipeline.kl import kl_estimate, kl_loss
+from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, bounded, detached, masked, needed
+from pipeline.losses.correction import rollout_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,6 @@ class PolicyTokens:
     def bounded_log_ratio(self) -> Tensor:
         """Within +-20: no token can make a loss or its gradient infinite."""
         return bounded(self.log_ratio)
-
-
-def bounded(log_ratio: Tensor) -> Tensor:
-    """log_ratio held within +-20."""
-    return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)
 
 
 def policy_tokens(outputs: ModelOutputs, batch: LossBatch) -> PolicyTokens:
@@ -52,15 +48,20 @@ def policy_output(
     config: RunConfig,
     metrics: Mapping[str, Tensor],
 ) -> LossOutput:
-    """The surrogate [T], with the KL term and the entropy bonus.
+    """The surrogate [T], weighted for the engine it was sampled by, with the KL term and the entropy bonus.
 
-    Metrics beside the loss's own: policy_loss, approx_kl (k3 of pi_old and pi), ratio (per token).
+    Metrics beside the loss's own: policy_loss (the weighted surrogate), approx_kl (k3 of pi_old and pi), ratio
+    (per token), those of `rollout_weights`.
     """
+    correction = rollout_weights(batch, config)
+    weights, weight_metrics = correction if correction is not None else (1.0, {})
+    surrogate = surrogate * weights
     log_ratio = tokens.bounded_log_ratio.detach()
     all_metrics = {
         "policy_loss": surrogate,
         "approx_kl": kl_estimate(-log_ratio, "k3"),
         "ratio": masked(log_ratio.exp(), tokens.mask),
+        **weight_metrics,
         **metrics,
     }
     loss = surrogate + _kl_term(tokens, batch, config, all_metrics)

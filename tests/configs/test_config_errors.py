@@ -108,6 +108,22 @@ IMPOSSIBLE = [
         line=("advantage.filter_groups", "rollout.num_samples 1", "2 or more"),
     ),
     mistake("kl={target: 6, placement: none}", line=("kl.target", "6", "set kl.target to null")),
+    mistake(
+        "loss.rollout_correction=mask",
+        "rollout.recompute_log_probs=false",
+        line=("loss.rollout_correction", "mask", "rollout.recompute_log_probs", "this to none"),
+    ),
+    mistake("rewards.over_long.expected_length=9", line=("rewards.over_long.expected_length", "9", "over_long.buffer")),
+    mistake("rewards.over_long.buffer=129", line=("rewards.over_long.buffer", "129", "rollout.max_new_tokens 128")),
+    mistake(
+        "rewards.over_long={buffer: 4, expected_length: 128}",
+        line=("rewards.over_long.expected_length", "128", "lower it"),
+    ),
+    mistake(
+        "rewards.over_long.buffer=4",
+        "rewards.functions.0.name=over_long",
+        line=("rewards.functions.0.name", "'over_long'", "another `name`"),
+    ),
     mistake("loss.fixed_length=9", line=("loss.fixed_length", "9", "sequence_mean_token_mean", "null")),
     mistake("training.max_staleness=1", line=("training.max_staleness", "1", "set it to 0")),
     mistake("training.num_mini_batches=9", line=("training.num_mini_batches", "9", "data.batch_size 8", "lower it")),

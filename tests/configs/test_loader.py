@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.algorithms import ALGORITHM_DEFAULTS, WITHOUT_CRITIC
 from configs.errors import ConfigError
 from configs.loader import apply_overrides, from_resolved, load_config, parse_override, presets, resolved
 from configs.schema import RunConfig
@@ -112,6 +113,40 @@ def test_every_preset_loads() -> None:
 def test_a_name_that_is_no_preset_lists_the_presets() -> None:
     with pytest.raises(ConfigError, match="no such file and no such preset"):
         load_config("no_such_preset_at_all", [])
+
+
+def test_an_algorithms_defaults_lie_beneath_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("algorithm: grpo\nloss: {clip_high: 0.28}\nkl: {placement: none}\n", encoding="utf-8")
+    config = load_config(str(path), ["loss.aggregation=token_mean"])
+    assert (config.advantage.estimator, config.loss.policy, config.rollout.num_samples) == ("group", "clipped", 8)
+    assert (config.loss.clip_high, config.loss.aggregation, config.kl.placement) == (0.28, "token_mean", "none")
+    gspo = load_config(str(path), ["algorithm=gspo"])
+    assert (gspo.loss.policy, gspo.loss.clip_low, gspo.loss.clip_high) == ("gspo", 3e-4, 0.28)
+
+
+def test_the_saved_configuration_says_what_the_algorithm_stands_for_and_keeps_it(tmp_path: Path) -> None:
+    config = RunConfig(algorithm="dr_grpo")
+    saved = tmp_path / "config.json"
+    saved.write_text(json.dumps(resolved(config)), encoding="utf-8")
+    tree = json.loads(saved.read_text(encoding="utf-8"))
+    assert tree["advantage"]["estimator"] == "group" and not tree["advantage"]["normalize_by_std"]
+    assert tree["loss"]["fixed_length"] == tree["rollout"]["max_new_tokens"] == 128
+    assert from_resolved(saved) == config
+    tree["loss"] |= {"policy": "reinforce", "aggregation": "token_mean", "fixed_length": None}
+    saved.write_text(json.dumps(tree), encoding="utf-8")
+    assert from_resolved(saved).loss.policy == "reinforce"
+
+
+@pytest.mark.parametrize("algorithm", WITHOUT_CRITIC)
+def test_each_algorithm_has_a_preset_that_says_what_it_is(algorithm: str) -> None:
+    config = load_config(algorithm)
+    assert config.algorithm == algorithm
+    defaults = ALGORITHM_DEFAULTS[algorithm]
+    tree = resolved(config)
+    for section, values in defaults.items():
+        for key, value in values.items():
+            assert tree[section][key] == value, f"{section}.{key}"
 
 
 def test_the_text_of_an_override_is_split_at_the_first_equals_sign() -> None:

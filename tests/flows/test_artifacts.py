@@ -80,6 +80,11 @@ def test_a_page_without_samples_has_no_sample_headings() -> None:
     assert "| loss | 0.12346 |" in page and "| b | 3.000 | 75% |" in page
 
 
+def test_warnings_come_before_the_metrics() -> None:
+    page = iteration_markdown("run", 0, {"loss": 1.0}, {}, "", "", warnings=["a gap of 0.5"])
+    assert page.index("**Warning:** a gap of 0.5") < page.index("| loss |")
+
+
 async def test_each_iteration_is_a_version_of_one_artifact(prefect_server: LocalPrefectServer) -> None:
     from prefect import flow, get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
