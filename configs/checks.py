@@ -12,6 +12,7 @@ from typing import Literal
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
+from configs.deployment_checks import deployment_problems
 from configs.errors import ConfigError, first_of, shown
 from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
 from configs.init_checks import init_problems
@@ -287,6 +288,7 @@ CHECKS: tuple[Check, ...] = (
     _optimizers,
     _resources,
     evaluation_problems,
+    deployment_problems,
     machine_problems,
     output_problems,
     package_problems,

@@ -155,7 +155,8 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
 
 
 def shown_override(text: str) -> str:
-    """The override for a message, cut to a readable length."""
+    """The override for a message, on one line, cut to a readable length."""
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

@@ -152,6 +152,8 @@ class DataConfig(Section):
     """SFT and pairs: responses are cut here."""
     over_long_prompts: Literal["drop", "truncate", "error"] = "drop"
     """drop the row, truncate from the left, or stop; the count is a metric."""
+    seen_prompts: Literal["mix", "last"] = "mix"
+    """Prompts that earlier runs of this `name` under `output` have sampled. last: each epoch takes the new ones first; mix: no difference."""
     exclude_held_out: bool = False
     """Prompts: leave training rows out whose prompt is also in `validation`; the count is a metric."""
     shuffle: bool = True
@@ -418,6 +420,19 @@ class EvaluationConfig(Section):
     """Write every sample with its scores to `evaluations/STEP/NAME.jsonl` of the run directory."""
 
 
+class DeploymentConfig(Section):
+    """Recurring runs: `hybridflow serve` and `hybridflow deploy`."""
+
+    cron: str | None = None
+    """When alignment runs start, as five cron fields: `0 2 * * *` is every night at two; null: only by hand."""
+    evaluation_cron: str | None = None
+    """When the newest checkpoint is evaluated, as five cron fields; null: only by hand."""
+    timezone: str = "UTC"
+    """Time zone of both, as `Europe/Berlin`."""
+    collision: Literal["enqueue", "cancel_new"] = "enqueue"
+    """What becomes of a run that is due while another is going on. enqueue: it waits; cancel_new: it is cancelled."""
+
+
 class LoggingConfig(Section):
     """Where metrics go beside metrics.jsonl."""
 
@@ -446,6 +461,8 @@ class RunConfig(Section):
     """Parent of run directories."""
     tokenizer: str | None = None
     """Tokenizer directory or id; null: the actor's path (reward runs: the reward model's)."""
+    initialize_from: Literal["latest"] | None = None
+    """latest: trained models start from the newest checkpoint of the last run of this `name` under `output`, where there is one; the reference stays what it was. null: from their paths."""
     actor: ModelConfig = ModelConfig()
     """The policy."""
     critic: ModelConfig = ModelConfig()
@@ -478,6 +495,8 @@ class RunConfig(Section):
     """Devices, pools and placement."""
     cluster: ClusterConfig = ClusterConfig()
     """Dask."""
+    deployment: DeploymentConfig = DeploymentConfig()
+    """Recurring runs."""
     logging: LoggingConfig = LoggingConfig()
     """Metrics sinks."""
 

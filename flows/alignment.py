@@ -6,6 +6,7 @@ import asyncio
 
 import httpx
 from prefect import flow
+from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
 from configs.errors import UserError
@@ -26,8 +27,11 @@ async def alignment(run: str) -> RunResult:
 async def run_flow(execution: RunExecution) -> RunResult:
     """Run an execution as a Prefect flow run; how it ended is the execution's word, not the server's.
 
+    Inside a flow run (of a deployment) the execution is a part of that one.
     Raises UserError when the server does not answer at the start, and what the execution raises.
     """
+    if FlowRunContext.get() is not None:
+        return await execution.execute()
     EXECUTIONS[execution.name] = execution
     fail_fast()
     flow_run = asyncio.ensure_future(alignment(execution.name))

@@ -43,6 +43,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a shipped preset.")]
+Configs = Annotated[list[str], typer.Argument(metavar="CONFIG...", help="YAML files or names of shipped presets.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set actor.optimizer.lr=1e-6. Repeatable."),
@@ -211,6 +212,27 @@ def ui(runs: Runs = RUNS, json: Json = False) -> None:
         return command(runs)
 
     _finish(deliver(start, as_json=json))
+
+
+@app.command(epilog=EPILOG)
+def serve(configs: Configs, overrides: Overrides = None, json: Json = False) -> None:
+    """Run configurations when they are due or asked for, one at a time, until Ctrl-C."""
+    from flows.commands.deploy import serve as command
+
+    _finish(deliver(lambda: command(configs, overrides or ()), as_json=json))
+
+
+@app.command()
+def deploy(
+    configs: Configs,
+    overrides: Overrides = None,
+    init: Annotated[bool, typer.Option("--init", help="Write prefect.yaml instead of registering anything.")] = False,
+    json: Json = False,
+) -> None:
+    """Put configurations on the Prefect server of PREFECT_API_URL, for workers to run."""
+    from flows.commands.deploy import deploy as command
+
+    _finish(deliver(lambda: command(configs, overrides or (), init=init), as_json=json))
 
 
 @app.command()

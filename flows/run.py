@@ -23,6 +23,7 @@ from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import HOME, LocalPrefectServer
 from flows.preflight import check
 from flows.signals import StopRequest
+from flows.starting_point import create_run
 from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
 from storage.metrics import read_metrics
@@ -60,7 +61,8 @@ class Session:
 
     async def run(self, config: RunConfig) -> RunSummary:
         """Run a configuration to its end, or to the user's stop."""
-        return await self._execute(RunDirectory.create(config, self.parent), config)
+        directory = create_run(config, self.parent)
+        return await self._execute(directory, directory.config())
 
     async def resume(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
         """Go on with a run at its first uncommitted stage; what changed is kept once the run has gone well."""

@@ -15,14 +15,18 @@ def num_batches(num_rows: int, batch_size: int) -> int:
     return -(-num_rows // batch_size)
 
 
-def batch_rows(num_rows: int, batch_size: int, iteration: int, seed: int, shuffle: bool) -> Array:
+def batch_rows(
+    num_rows: int, batch_size: int, iteration: int, seed: int, shuffle: bool, *, num_first: int = 0
+) -> Array:
     """int64 rows of this iteration (from 0); each epoch holds every row exactly once.
 
     Epoch e is iterations e * num_batches to (e + 1) * num_batches - 1. With shuffle its order is a
-    permutation drawn from (seed, epoch).
+    permutation drawn from (seed, epoch). The first `num_first` rows come first in every epoch.
     """
     if iteration < 0:
         raise ValueError(f"iteration is {iteration}; the first one is 0")
     epoch, batch = divmod(iteration, num_batches(num_rows, batch_size))
     order = permutation(num_rows, seed, "epoch", epoch) if shuffle else np.arange(num_rows, dtype=np.int64)
+    if num_first:
+        order = np.concatenate([order[order < num_first], order[order >= num_first]])
     return order[batch * batch_size : (batch + 1) * batch_size]

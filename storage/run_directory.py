@@ -40,17 +40,20 @@ class RunDirectory:
         parent: Path | str,
         *,
         given: str | None = None,
+        suffix: str | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> RunDirectory:
         """Make `parent/NAME-YYYYmmdd-HHMMSS` (`-2`, `-3`, ... where taken) and point `latest` at it.
 
         given: the user's YAML with overrides applied, for config.yaml; None: the fields that are set.
+        suffix: ends the folder's name, after another dash; `find` knows the run by it.
         Raises StorageError when the disk refuses.
         """
         parent = user_path(parent)
+        folder_name = f"{config.name}-{now():%Y%m%d-%H%M%S}" + ("" if suffix is None else f"-{suffix}")
         with writing(parent):
             make_folder(parent)
-            run = cls(_claim(parent.resolve(), f"{config.name}-{now():%Y%m%d-%H%M%S}"))
+            run = cls(_claim(parent.resolve(), folder_name))
             for folder in FOLDERS:
                 (run.path / folder).mkdir()
             stated = dump_yaml(config.model_dump(mode="json", exclude_unset=True))
@@ -109,6 +112,11 @@ class RunDirectory:
         raise StorageError(
             f"no run {shown(name_or_path)}: not a run directory, nor a name under {parent} (newest: {known})"
         )
+
+    @classmethod
+    def find(cls, suffix: str, parent: Path | str) -> RunDirectory | None:
+        """The run under `parent` that was made with this suffix; None when there is none."""
+        return next((run for run in cls.runs(parent) if run.path.name.endswith(f"-{suffix}")), None)
 
     @classmethod
     def runs(cls, parent: Path | str = "runs") -> list[RunDirectory]:

@@ -15,6 +15,7 @@ from configs.data_files import Kind, needed_columns
 from configs.errors import UserError, shown
 from configs.schema import DataConfig, RunConfig
 from pipeline.rollouts import Array, Rollouts
+from storage.earlier_runs import prompt_digest
 from workers.chat import Message, as_messages, render
 from workers.data_rows import ANSWER, Row, Rows, Split, dataset_of, read_rows, require_columns
 from workers.examples import (
@@ -46,11 +47,14 @@ class PromptSource:
     """Prompts of a split for generation.
 
     A final assistant turn of a messages column is left out: it is what the policy has to write.
+    seen: digests of prompts that come after all others; `num_new` counts the others.
     Raises UserError for a missing file or column, an empty source, or an over-long prompt under
     `over_long_prompts: error`.
     """
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split, seen: frozenset[str] = frozenset()
+    ) -> None:
         data = config.data
         rows = _load(data, split, "prompts")
         limits = Limits(data, rows.name)
@@ -69,6 +73,11 @@ class PromptSource:
                 self._prompts.append(prompt)
         self.counts = DataCounts(rows=len(rows), dropped=limits.dropped, truncated=limits.truncated, held_out=held_out)
         _require_some(self._prompts, data, rows.name)
+        old = [prompt for prompt in self._prompts if seen and prompt_digest(prompt.text) in seen]
+        self.num_new = len(self._prompts) - len(old)
+        if old:
+            rows_of_old = {prompt.row for prompt in old}
+            self._prompts = [prompt for prompt in self._prompts if prompt.row not in rows_of_old] + old
 
     def __len__(self) -> int:
         return len(self._prompts)

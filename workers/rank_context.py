@@ -16,6 +16,7 @@ from configs.evaluation import with_held_out
 from configs.schema import RunConfig
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
+from storage.earlier_runs import read_seen
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
 from workers.device import choose_device
@@ -67,7 +68,7 @@ class RankContext:
 
     @cached_property
     def prompts(self) -> PromptSource:
-        return PromptSource(self.config, self.tokenizer, split="train")
+        return PromptSource(self.config, self.tokenizer, split="train", seen=read_seen(self.run_dir))
 
     def evaluation_prompts(self, name: str) -> PromptSource:
         """A held-out data set (`configs.evaluation.held_out`); read at its first use."""

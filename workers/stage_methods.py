@@ -72,7 +72,14 @@ def generate_sequences(context: RankContext, request: StageRequest) -> StageOutp
     transition = prepare_engines(context)
     source = context.prompts
     config = context.config
-    data_rows = batch_rows(len(source), config.data.batch_size, request.key.iteration, config.seed, config.data.shuffle)
+    data_rows = batch_rows(
+        len(source),
+        config.data.batch_size,
+        request.key.iteration,
+        config.seed,
+        config.data.shuffle,
+        num_first=source.num_new,
+    )
     prompts = source.prompts(data_rows)
     lengths = np.array([len(p.tokens) for p in prompts])
     mine = prompts_of_engine(context, lengths)

@@ -56,3 +56,11 @@ def test_rows_are_int64() -> None:
 def test_impossible_sizes_are_refused(arguments: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1|first one is 0"):
         batch_rows(*arguments, seed=0, shuffle=True)
+
+
+def test_the_first_rows_of_an_epoch_are_those_asked_for() -> None:
+    batches = [batch_rows(10, 3, i, seed=5, shuffle=True, num_first=4).tolist() for i in range(4)]
+    epoch = [row for batch in batches for row in batch]
+    assert sorted(epoch) == list(range(10)) and set(epoch[:4]) == {0, 1, 2, 3}
+    plain = [row for i in range(4) for row in batch_rows(10, 3, i, seed=5, shuffle=True).tolist()]
+    assert [row for row in plain if row < 4] == epoch[:4]
