@@ -63,7 +63,7 @@ class OurSide:
             rollouts, _ = generate_rollouts(self.context, prompts, np.arange(size), _request(number, "generate"))
         self.context.engines.sleep()
         with self.stopwatch.timed("reward"):
-            scores, _ = score_rewards(self.context, rollouts)
+            scores = score_rewards(self.context, rollouts).columns
         rollouts = self._with_advantages(rollouts.with_columns(sample=scores))
         with self.stopwatch.timed("update"):
             self._update(rollouts, number)
