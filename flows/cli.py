@@ -59,8 +59,11 @@ RUNS = Path("runs")
 def main(args: Sequence[str] | None = None) -> int:
     """The exit code. A mistake of the user is one line on stderr; any other error keeps its traceback."""
     command = typer.main.get_command(app)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a user's own modules are found, and shadow nothing
+    # A user's own modules are found, and shadow nothing: an editable install's finder comes after every folder
+    # on the path, so its root goes before the working directory. Dask workers get this path too.
+    for place in (str(Path(__file__).resolve().parent.parent), os.getcwd()):
+        if place not in sys.path:
+            sys.path.append(place)
     try:
         code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
     except UserError as error:

@@ -5,15 +5,15 @@ Every row is checked here; `configs.data_files` looks at the first one before a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.data_files import JSON_SUFFIXES, PARQUET_SUFFIXES
-from configs.errors import UserError, shown, suggestion
+from configs.data_files import JSON_SUFFIXES, PARQUET_SUFFIXES, UnreadableDataError, json_rows
+from configs.errors import UserError, suggestion
+from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
 
 Row = Mapping[str, Any]
@@ -22,13 +22,21 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A data set in memory. name: where it came from, for messages. rows: in their stored order."""
+    """A data set in memory. name: where it came from, for messages. rows: in their stored order.
+
+    lines: of the rows in a text file, from 1; empty: it has no lines.
+    """
 
     name: str
     rows: Sequence[Row]
+    lines: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def place(self, number: int) -> str:
+        """Where a row (from 0) was read: `FILE: line 7` or `NAME: row 7`."""
+        return f"{self.name}: line {self.lines[number]}" if self.lines else f"{self.name}: row {number + 1}"
 
 
 def dataset_of(data: DataConfig, split: Split) -> DatasetConfig:
@@ -41,11 +49,11 @@ def dataset_of(data: DataConfig, split: Split) -> DatasetConfig:
 
 def require_columns(rows: Rows, columns: Mapping[str, str]) -> None:
     """Raises UserError for the first row that lacks one of these columns."""
-    for number, row in enumerate(rows.rows, start=1):
+    for number, row in enumerate(rows.rows):
         for key, column in columns.items():
             if column not in row:
                 raise UserError(
-                    f"{rows.name}: row {number} has no column {column!r} (data.{key}); "
+                    f"{rows.place(number)} has no column {column!r} (data.{key}); "
                     f"it has {', '.join(map(repr, row)) or 'none'}. Set data.{key} to one of them"
                 )
 
@@ -60,31 +68,23 @@ def read_rows(dataset: DatasetConfig, split: Split) -> Rows:
 
 
 def _file_rows(dataset: DatasetConfig, place: str) -> Rows:
-    path = Path(dataset.path).expanduser()
+    path = user_path(dataset.path)
     if not path.exists():
         raise UserError(f"{place}: no file {dataset.path!r}; paths are relative to the working directory")
     if path.suffix in JSON_SUFFIXES:
-        return Rows(name=str(path), rows=list(islice(_json_lines(path), dataset.size)))
+        found = list(islice(_json_lines(path), dataset.size))
+        return Rows(name=str(path), rows=[row for _, row in found], lines=[number for number, _ in found])
     if path.suffix in PARQUET_SUFFIXES:
         return Rows(name=str(path), rows=_parquet_rows(path, dataset.size))
     known = ", ".join(JSON_SUFFIXES + PARQUET_SUFFIXES)
     raise UserError(f"{place}: cannot read {dataset.path!r}: the name has to end in one of {known}")
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}: line {number} is not JSON ({error}); a JSONL file has one object on each line"
-                ) from error
-            if not isinstance(row, dict):
-                raise UserError(f"{path}: line {number} is {shown(row)}, not an object with columns")
-            yield row
+def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        yield from json_rows(path)
+    except UnreadableDataError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _parquet_rows(path: Path, size: int | None) -> list[Row]:

@@ -57,12 +57,13 @@ class PromptSource:
     ) -> None:
         data = config.data
         rows = _load(data, split, "prompts")
-        limits = Limits(data, rows.name)
+        limits = Limits(data, rows)
         excluded = _prompt_texts(data, tokenizer) if split == "train" and data.exclude_held_out else frozenset()
         self._prompts: list[Prompt] = []
+        self._place = rows.place
         held_out = 0
         for number, row in enumerate(rows.rows):
-            place = f"{rows.name}: row {number + 1}"
+            place = rows.place(number)
             text, special = _prompt_text(data, tokenizer, row, place)
             if text in excluded:
                 held_out += 1
@@ -85,6 +86,14 @@ class PromptSource:
     def prompts(self, rows: Array | Sequence[int]) -> list[Prompt]:
         """The prompts at these indices (0 to len - 1), in this order."""
         return [self._prompts[int(row)] for row in rows]
+
+    def longest(self) -> Prompt:
+        """The prompt with the most tokens."""
+        return max(self._prompts, key=lambda prompt: len(prompt.tokens))
+
+    def place(self, prompt: Prompt) -> str:
+        """Where it was read, for messages."""
+        return self._place(prompt.row)
 
 
 def with_text(data: DataConfig, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, words: str) -> Prompt:
@@ -117,10 +126,10 @@ class SequenceSource:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split) -> None:
         data = config.data
         rows = _load(data, split, "sequences")
-        limits = Limits(data, rows.name)
+        limits = Limits(data, rows)
         self._examples: list[Example] = []
         for number, row in enumerate(rows.rows):
-            place = f"{rows.name}: row {number + 1}"
+            place = rows.place(number)
             if data.messages_column is not None:
                 messages = _until_assistant(as_messages(row[data.messages_column], place), place)
                 example = chat_example(tokenizer, messages, limits, number)
@@ -151,7 +160,7 @@ class PairSource:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split) -> None:
         data = config.data
         rows = _load(data, split, "pairs")
-        limits = Limits(data, rows.name)
+        limits = Limits(data, rows)
         self._pairs: list[tuple[Example, Example]] = []
         for number, row in enumerate(rows.rows):
             chosen, rejected = (
@@ -216,7 +225,7 @@ def _prompt_messages(data: DataConfig, row: Row, place: str) -> list[Message] | 
 
 def _prompt_texts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
     rows = _load(data, "validation", "prompts")
-    return frozenset(_prompt_text(data, tokenizer, row, rows.name)[0] for row in rows.rows)
+    return frozenset(_prompt_text(data, tokenizer, row, rows.place(i))[0] for i, row in enumerate(rows.rows))
 
 
 def _answer(data: DataConfig, row: Row) -> str:
@@ -234,7 +243,7 @@ def _example(
     number: int,
 ) -> Example | None:
     """Prompt and response columns as one example; None when its prompt is dropped."""
-    place = f"{limits.name}: row {number + 1}"
+    place = limits.place(number)
     messages = _prompt_messages(data, row, place)
     if messages is None:
         text = _text(row[data.prompt_column], data.prompt_column, place)
@@ -248,7 +257,7 @@ def _pair_member(
     value = row[column]
     if isinstance(value, str):
         return _example(data, tokenizer, row, value, limits, number)
-    place = f"{limits.name}: row {number + 1}, column {column!r}"
+    place = f"{limits.place(number)}, column {column!r}"
     messages = _until_assistant(as_messages(value, place), place)
     if messages[0]["role"] == "assistant":
         prompt = _prompt_messages(data, row, place) or [

@@ -12,6 +12,7 @@ from configs.errors import UserError
 from configs.schema import DataConfig
 from pipeline.rollouts import Array, Rollouts, offsets_of
 from workers.chat import Message, split_last_turn
+from workers.data_rows import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,8 +43,8 @@ class DataCounts:
 class Limits:
     """Applies the length limits and counts what they did; a row is dropped or truncated once."""
 
-    def __init__(self, data: DataConfig, name: str) -> None:
-        self._data, self.name = data, name
+    def __init__(self, data: DataConfig, rows: Rows) -> None:
+        self._data, self.place = data, rows.place
         self._dropped: set[int] = set()
         self._truncated: set[int] = set()
         self._cut: set[int] = set()
@@ -55,7 +56,7 @@ class Limits:
             return tokens
         if policy == "error":
             raise UserError(
-                f"{self.name}: the prompt of row {row + 1} has {len(tokens)} tokens, more than data."
+                f"{self.place(row)}: the prompt has {len(tokens)} tokens, more than data."
                 f"max_prompt_tokens ({limit}); raise it or set data.over_long_prompts to drop or truncate"
             )
         if policy == "drop":
@@ -109,7 +110,7 @@ def plain_example(
     tokenizer: PreTrainedTokenizerBase, prompt_text: str, response: str, limits: Limits, number: int
 ) -> Example | None:
     """The response follows the prompt's text; None when the row is dropped."""
-    place = f"{limits.name}: row {number + 1}"
+    place = limits.place(number)
     prompt = limits.prompt(prompt_ids(tokenizer, prompt_text, True, place), number)
     if prompt is None:
         return None
@@ -128,7 +129,7 @@ def chat_example(
 ) -> Example | None:
     """The last turn is the response: the template's text after the prompt, up to its end-of-turn token."""
     prompt_text, rest = split_last_turn(tokenizer, messages)
-    prompt = limits.prompt(prompt_ids(tokenizer, prompt_text, False, f"{limits.name}: row {number + 1}"), number)
+    prompt = limits.prompt(prompt_ids(tokenizer, prompt_text, False, limits.place(number)), number)
     if prompt is None:
         return None
     ids, eos = _ids(tokenizer, rest, False), _eos(tokenizer)

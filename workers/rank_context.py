@@ -24,6 +24,7 @@ from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.process_group import PoolGroup, TCPStore, join
+from workers.prompt_limits import check_prompts
 from workers.residency import Residency
 from workers.rewards import RewardFunctions, default_processes
 from workers.role_model import RoleModel
@@ -68,13 +69,26 @@ class RankContext:
 
     @cached_property
     def prompts(self) -> PromptSource:
-        return PromptSource(self.config, self.tokenizer, split="train", seen=read_seen(self.run_dir))
+        source = PromptSource(self.config, self.tokenizer, split="train", seen=read_seen(self.run_dir))
+        return self._checked(source)
+
+    def _checked(self, source: PromptSource) -> PromptSource:
+        """The prompts, which the actor (where it is on this rank) can take."""
+        if "actor" in self.models:
+            hf = self.models["actor"].model.hf
+            check_prompts(
+                source,
+                positions=getattr(hf.config.get_text_config(), "max_position_embeddings", None),
+                vocabulary=hf.config.get_text_config().vocab_size,
+                max_new_tokens=self.config.rollout.max_new_tokens,
+            )
+        return source
 
     def evaluation_prompts(self, name: str) -> PromptSource:
         """A held-out data set (`configs.evaluation.held_out`); read at its first use."""
         if name not in self._evaluation_prompts:
             config = with_held_out(self.config, name)
-            self._evaluation_prompts[name] = PromptSource(config, self.tokenizer, split="validation")
+            self._evaluation_prompts[name] = self._checked(PromptSource(config, self.tokenizer, split="validation"))
         return self._evaluation_prompts[name]
 
     @cached_property

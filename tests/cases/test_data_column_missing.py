@@ -57,7 +57,7 @@ def test_a_column_missing_in_a_later_row_names_the_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
     config = RunConfig.model_validate({"data": {"train": {"path": str(path)}}})
-    with pytest.raises(UserError, match=r"row 2 has no column 'prompt'.*'promt'"):
+    with pytest.raises(UserError, match=r"line 2 has no column 'prompt'.*'promt'"):
         PromptSource(config, word_tokenizer(), split="train")
 
 

@@ -118,7 +118,7 @@ def test_over_long_prompts_are_dropped_truncated_or_refused_and_counted(tmp_path
     truncated = PromptSource(config_of(**settings, over_long_prompts="truncate"), word_tokenizer(), split="train")
     assert [list(p.tokens) for p in truncated.prompts(range(3))] == [ids("c d"), ids("e"), ids("b c")]
     assert truncated.counts.truncated == 2
-    with pytest.raises(UserError, match=r"row 1 has 4 tokens.*max_prompt_tokens \(2\)"):
+    with pytest.raises(UserError, match=r"line 1: the prompt has 4 tokens.*max_prompt_tokens \(2\)"):
         PromptSource(config_of(**settings, over_long_prompts="error"), word_tokenizer(), split="train")
 
 
@@ -238,8 +238,8 @@ def test_an_empty_file_is_one_line(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
-        ('["a"]\n', "line 1 is .* not an object"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "row 2: column 'prompt' is 3, not text"),
+        ('["a"]\n', "line 1 is .* one JSON object a line"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: column 'prompt' is 3, not text"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -273,3 +273,21 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
     train = jsonl(tmp_path / "p.jsonl", [{"messages": [{"role": "user", "content": "a"}]}])
     with pytest.raises(UserError, match="'word-level' has no chat template"):
         PromptSource(config_of(train=train, messages_column="messages"), word_tokenizer(), split="train")
+
+
+def test_a_prompt_that_does_not_fit_the_actor_is_named_with_its_line(tmp_path: Path) -> None:
+    from tests.models import write_tokenizer
+    from workers.hf import load_tokenizer
+    from workers.prompt_limits import check_prompts
+
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "aaaaaaaa"}\n{"prompt": "~"}\n')
+    write_tokenizer(tmp_path / "t")
+    tree = {"tokenizer": str(tmp_path / "t"), "data": {"train": {"path": str(tmp_path / "p.jsonl")}}}
+    config = RunConfig.model_validate(tree)
+    source = PromptSource(config, load_tokenizer(config), split="train")
+    check_prompts(source, positions=12, vocabulary=128, max_new_tokens=4)
+    check_prompts(source, positions=None, vocabulary=128, max_new_tokens=10**6)
+    with pytest.raises(UserError, match=r"p\.jsonl: line 3: 8 prompt tokens .* 5 exceed the actor's 12 .* to 7"):
+        check_prompts(source, positions=12, vocabulary=128, max_new_tokens=5)
+    with pytest.raises(UserError, match=r"p\.jsonl: line 4: token id 98 is outside .* 98 ids"):
+        check_prompts(source, positions=12, vocabulary=98, max_new_tokens=4)
