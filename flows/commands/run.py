@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError, first_of
 from configs.loader import load_config, resolved
+from configs.machine_checks import machine_warnings
 from configs.path_checks import output_problems
 from configs.paths import user_path
 from configs.schema import RunConfig
@@ -30,6 +32,8 @@ def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry
         overrides = [*overrides, f"output={json.dumps(str(output))}"]
     config = load_config(name_or_path, overrides)
     check(config, source=name_or_path)
+    for line in machine_warnings(config):
+        print(f"hybridflow: warning: {line}", file=sys.stderr)
     if dry_run:
         return _plan(config)
     from flows.run import run as run_flow
