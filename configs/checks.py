@@ -20,7 +20,7 @@ from configs.machine_checks import machine_problems
 from configs.model_checks import model_file_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
-from configs.schema import ModelConfig, RunConfig
+from configs.schema import ROLES, ModelConfig, RunConfig
 from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
@@ -261,6 +261,33 @@ def _resources(config: RunConfig) -> Iterator[str]:
             yield f"resources.pools.{pool}: holds no model; place a role in it or remove it"
 
 
+def _engines_apart(config: RunConfig) -> Iterator[str]:
+    """Rollout engines on a pool of their own."""
+    resources, rollout = config.resources, config.rollout
+    placed = {str(name): pool for name, pool in resources.placement.items()}
+    pools = tuple(resources.pools) or (DEFAULT_POOL,)
+    own, actor = placed.get("rollout"), placed.get("actor", pools[0])
+    if own is None or own == actor or own not in resources.pools:
+        return
+    others = [role for role in ROLES if placed.get(role, pools[0]) == own]
+    size = resources.pools[own].ranks
+    if rollout.engine != "sglang":
+        yield (
+            f"resources.placement.rollout: engines on a pool of their own ({own}) need rollout.engine: sglang; "
+            f"it is {rollout.engine}"
+        )
+    if others:
+        yield (
+            f"resources.placement.rollout: pool {own!r} also holds {', '.join(others)}; "
+            "engines stand beside the actor or alone, so place those elsewhere"
+        )
+    if size % rollout.tensor_parallel_size:
+        yield (
+            f"rollout.tensor_parallel_size: {rollout.tensor_parallel_size} does not divide the {size} ranks of "
+            f"pool {own!r}; choose a divisor"
+        )
+
+
 def _data_files(config: RunConfig) -> Iterator[str]:
     kind = data_kind(config.algorithm)
     for split, dataset in (("train", config.data.train), ("validation", config.data.validation)):
@@ -287,6 +314,7 @@ CHECKS: tuple[Check, ...] = (
     _training,
     _optimizers,
     _resources,
+    _engines_apart,
     evaluation_problems,
     deployment_problems,
     machine_problems,

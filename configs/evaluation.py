@@ -65,14 +65,15 @@ def evaluation_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _reward_model_elsewhere(config: RunConfig) -> Iterator[str]:
-    """Evaluation generates and scores where the actor is."""
+    """Evaluation generates and scores where the engines are."""
     if config.algorithm == "reward_model" or "model" not in scored_parts(config):
         return
     placed = {str(role): pool for role, pool in config.resources.placement.items()}
     first = next(iter(config.resources.pools), "main")
-    actor, reward = placed.get("actor", first), placed.get("reward", first)
-    if actor != reward and config.evaluation.score in (None, "model"):
+    reward = placed.get("reward", first)
+    engines = placed.get("rollout", placed.get("actor", first))
+    if engines != reward and config.evaluation.score in (None, "model"):
         yield (
-            f"evaluation.score: the reward model is in pool {reward!r} and evaluation runs in the actor's, {actor!r}; "
-            "name a reward function, or place the two together"
+            f"evaluation.score: the reward model is in pool {reward!r} "
+            f"and evaluation runs in the engines', {engines!r}; name a reward function, or place the two together"
         )

@@ -350,8 +350,8 @@ class ResourcesConfig(Section):
     """auto: cuda where there is one."""
     pools: dict[str, PoolConfig] = {}
     """Named pools; empty: one pool `main` with `num_ranks`."""
-    placement: dict[Role, str] = {}
-    """Role to pool; a role that is not named goes to the first pool."""
+    placement: dict[Role | Literal["rollout"], str] = {}
+    """Role to pool; a role that is not named goes to the first pool. `rollout`: SGLang engines on a pool of their own, disjoint from the actor's; not named: beside the actor."""
     threads_per_rank: PositiveInt = 1
     """OMP_NUM_THREADS of each rank."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from configs.schema import RunConfig
@@ -22,7 +23,7 @@ from flows.live_view import LiveView
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
 from pipeline.adaptive_kl import AdaptiveKl
-from pipeline.placement import pool_of
+from pipeline.placement import pools_of
 from pipeline.stages import STORE, StageOutcome, StageSpec
 from pipeline.turns import PoolTurns
 from storage.records import StageRecord
@@ -72,20 +73,24 @@ class Controller:
         return self.outcomes.pop(iteration)
 
     async def issue(self, spec: StageSpec) -> StageOutcome:
-        """Take the stage's place in its pool's order, then run it as a Prefect task."""
-        self.turns.enter(pool_of(self.config, spec.call.role), (spec.key.iteration, spec.place))
+        """Take the stage's place in its pools' order, then run it as a Prefect task."""
+        for pool in pools_of(self.config, spec.call):
+            self.turns.enter(pool, (spec.key.iteration, spec.place))
         outcome = await run_stage_task(self, spec)
         self.outcomes[spec.key.iteration][spec.key.stage] = outcome
         return outcome
 
     async def execute(self, spec: StageSpec) -> StageOutcome:
         """The stage's outcome: from the store when it was committed, else from the ranks."""
-        pool, turn = pool_of(self.config, spec.call.role), (spec.key.iteration, spec.place)
+        pools, turn = pools_of(self.config, spec.call), (spec.key.iteration, spec.place)
         record = self._records[spec.key.iteration].get(spec.key.stage)
         if record is not None and spec.call.kind == "column":
-            await self.turns.skip(pool, turn)
+            for pool in pools:
+                await self.turns.skip(pool, turn)
             return outcome_of(record)
-        async with self.turns.turn(pool, turn):
+        async with AsyncExitStack() as held:
+            for pool in pools:  # all stages take them in this order
+                await held.enter_async_context(self.turns.turn(pool, turn))
             if self.stop.requested:
                 raise StopRequested(f"stopped before {spec.key.name}")
             if self.ranks.broken:
@@ -95,7 +100,7 @@ class Controller:
 
     async def _run(self, spec: StageSpec) -> StageOutcome:
         arguments = {**spec.arguments, **self._extra_arguments(spec)}
-        group = self.ranks.group(spec.call.role)
+        group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
         self.view.stage_started(spec.key.name)
         started = time.perf_counter()
         outcome = await group.run(spec, arguments=arguments, weights_version=self.versions.get(spec.call.role))

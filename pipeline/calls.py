@@ -21,7 +21,8 @@ class ModelCall:
     """One row of the table.
 
     reads and writes name columns (`pipeline.rollouts`); a name ending in `?` is read where it
-    exists. `new_rows` marks calls whose result has rows of its own. `uses` names roles whose models the call needs
+    exists. `new_rows` marks calls whose result has rows of its own, `generates` those that ask the rollout engines.
+    `uses` names roles whose models the call needs
     on the same ranks, where there are any. `also_reads`: columns of further row sets, by the name of the argument
     that is given them.
     """
@@ -33,6 +34,7 @@ class ModelCall:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     new_rows: bool = False
+    generates: bool = False
     uses: tuple[str, ...] = ()
     also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -70,7 +72,7 @@ CALLS: dict[str, ModelCall] = {
     call.site: call
     for call in (
         ModelCall(role="actor", method="generate_sequences", kind="column", protocol="3D_ALL_MICRO_DP",
-                  writes=GENERATED, new_rows=True),
+                  writes=GENERATED, new_rows=True, generates=True),
         ModelCall(role="actor", method="load_sequences", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
         ModelCall(role="reward", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
         ModelCall(role="actor", method="compute_log_prob", kind="column", protocol="DP_PROTO",
@@ -90,7 +92,8 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
                   reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?")),
-        ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO", uses=("reward",)),
+        ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO", uses=("reward",),
+                  generates=True),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from configs.schema import RunConfig
+from pipeline.calls import ModelCall
 
 DEFAULT_POOL = "main"
+ENGINES = "rollout"
+"""What the placement calls the rollout engines."""
 
 
 def pool_sizes(config: RunConfig) -> dict[str, int]:
@@ -27,6 +30,28 @@ def pool_ranks(config: RunConfig) -> dict[str, range]:
         ranks[name] = range(start, start + size)
         start += size
     return ranks
+
+
+def engines_pool(config: RunConfig) -> str:
+    """The pool of the rollout engines: the actor's, where they are not placed apart."""
+    placed = {str(name): pool for name, pool in config.resources.placement.items()}
+    return placed.get(ENGINES, pool_of(config, "actor"))
+
+
+def pools_of(config: RunConfig, call: ModelCall) -> tuple[str, ...]:
+    """Pools whose ranks a call uses: its role's, and that of the engines where it generates."""
+    own = pool_of(config, call.role)
+    engines = engines_pool(config)
+    return (own, engines) if call.generates and engines != own else (own,)
+
+
+def worlds(config: RunConfig) -> list[tuple[str, ...]]:
+    """Pools that share one torch process group: training and engines that are apart; each other pool is alone."""
+    training, engines = pool_of(config, "actor"), engines_pool(config)
+    if training == engines:
+        return [(name,) for name in pool_sizes(config)]
+    alone = [(name,) for name in pool_sizes(config) if name not in (training, engines)]
+    return [(training, engines), *alone]
 
 
 def needs_model(config: RunConfig, role: str) -> bool:

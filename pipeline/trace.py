@@ -17,7 +17,7 @@ from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
 from pipeline.calls import Kind, columns_written, present_columns
 from pipeline.models import Models, gather
-from pipeline.placement import needs_model, pool_of
+from pipeline.placement import needs_model, pool_of, pools_of
 from pipeline.plugins import load_plugins
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
 
@@ -32,6 +32,8 @@ class TraceError(UserError):
 class TracedCall:
     """One call of an iteration: stage name, model, pool, kind, and the columns it reads and writes.
 
+    `also_on`: a further pool whose ranks it uses (engines that are placed apart).
+
     Columns of another row set than the one that is trained on are named `ROW_SET/COLUMN`.
     """
 
@@ -42,6 +44,7 @@ class TracedCall:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     uses: tuple[str, ...] = ()
+    also_on: tuple[str, ...] = ()
 
 
 def trace(config: RunConfig) -> list[TracedCall]:
@@ -98,6 +101,7 @@ def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
         reads=(*named(spec.rollouts.row_set, present_columns(spec.call.reads, spec.rollouts.columns)), *also),
         writes=named(spec.row_set, columns_written(spec.call, config)),
         uses=tuple(role for role in spec.call.uses if needs_model(config, role)),
+        also_on=pools_of(config, spec.call)[1:],
     )
 
 
@@ -108,7 +112,7 @@ def named(row_set: str, columns: Iterable[str]) -> tuple[str, ...]:
 
 def calls_per_pool(calls: list[TracedCall]) -> Mapping[str, int]:
     """Calls of one iteration that each pool will see."""
-    return Counter(call.pool for call in calls)
+    return Counter(pool for call in calls for pool in (call.pool, *call.also_on))
 
 
 def trained_roles(calls: list[TracedCall]) -> set[str]:

@@ -1,7 +1,10 @@
-"""The rollout engines of a pool as one thing: who owns one, how weights reach them, what happens when one dies.
+"""The rollout engines of a run as one thing: who owns one, how weights reach them, what happens when one dies.
 
-Every method is collective over the pool. With a tensor-parallel size t an engine spans t ranks at stride
-num_ranks / t (HybridFlow, section 5.3); the first of them owns it and asks it to generate.
+    colocated   ranks 0 1 2 3 train, and have the engines
+    disjoint    ranks 0 1 train | ranks 2 3 have the engines       one process group, the training ranks first
+
+Every method is collective over the group. With a tensor-parallel size t an engine spans t of the engines' ranks, at
+stride num_ranks / t (HybridFlow, section 5.3); the first of them owns it and asks it to generate.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,26 +37,40 @@ RESTARTS = 2
 
 
 class EngineLink:
-    """This rank's side. `engine` is None on ranks that another rank's engine spans."""
+    """This rank's side. `engine` is None on ranks that another rank's engine spans, and on those that only train."""
 
     def __init__(
-        self, config: RunConfig, actor: RoleModel, *, group: PoolGroup, device: torch.device, run_dir: Path, rank: int
+        self,
+        config: RunConfig,
+        actor: RoleModel | None,
+        *,
+        group: PoolGroup,
+        device: torch.device,
+        run_dir: Path,
+        rank: int,
+        num_sources: int | None = None,
     ) -> None:
+        """actor: None on a rank that only generates. num_sources: ranks that train, the first of the group; None: all.
+
+        rank: the global one, for names of files.
+        """
         self._config, self._actor, self._group, self._device = config, actor, group, device
+        self._num_sources = group.size if num_sources is None else num_sources
+        self._first = 0 if self._num_sources == group.size else self._num_sources
         sglang = config.rollout.engine == "sglang"
-        self.num_engines = group.size // (config.rollout.tensor_parallel_size if sglang else 1)
-        self.engine_index = group.rank if group.rank < self.num_engines else None
+        num_ranks = group.size - self._first
+        self.num_engines = num_ranks // (config.rollout.tensor_parallel_size if sglang else 1)
+        place = group.rank - self._first
+        self.engine_index = place if 0 <= place < self.num_engines else None
         self.engine: RolloutEngine | None = None
+        model = self._from_first(None if actor is None else actor.model.hf.config)
         if self.engine_index is not None:
             self.engine = build_engine(
-                config, device=device, model=actor.model.hf.config, run_dir=run_dir, rank=rank, num_ranks=group.size
+                config, device=device, model=model, run_dir=run_dir, rank=place, num_ranks=num_ranks, name=rank
             )
         self._transition: Transition | None = None
         self._processes: list[int | None] = []
-
-    @property
-    def version(self) -> int:
-        return self._actor.version
+        self._wanted = -1
 
     @property
     def started(self) -> bool:
@@ -65,12 +83,13 @@ class EngineLink:
         Returns the transition's time, bytes and extra memory. Raises EngineError when an engine does not start,
         ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit for bit the actor's.
         """
-        stale = self.engine is not None and self.engine.version != self._actor.version
+        self._wanted = self._largest(-1 if self._actor is None else self._actor.version)
+        stale = self.engine is not None and self.engine.version != self._wanted
         if not self._any(stale):
             return {}
         metrics = self._write_sglang() if self._config.rollout.engine == "sglang" else self._write_whole()
         if self.engine is not None:
-            self.engine.set_version(self._actor.version)
+            self.engine.set_version(self._wanted)
         dist.barrier(group=self._group.control)
         return metrics
 
@@ -93,7 +112,7 @@ class EngineLink:
             if attempt == RESTARTS:
                 raise error or EngineError("the rollout engine of another rank failed; its log says why")
             if error is not None:
-                logger.warning("%s; starting it again with version %d", error, self._actor.version)
+                logger.warning("%s; starting it again with version %d", error, self._wanted)
             self.sync()
         assert results is not None
         return results
@@ -113,12 +132,23 @@ class EngineLink:
             self.engine.shutdown()
 
     def _any(self, here: bool) -> bool:
-        flag = torch.tensor([float(here)])
-        dist.all_reduce(flag, group=self._group.control)
-        return bool(flag.item())
+        return bool(self._largest(int(here)))
+
+    def _largest(self, here: int) -> int:
+        number = torch.tensor([here])
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group.control)
+        return int(number.item())
+
+    def _from_first(self, value: Any) -> Any:
+        """The first rank's value, on ranks that have none."""
+        if self._first == 0:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, group=self._group.control, group_src=0)
+        return values[0]
 
     def _write_whole(self) -> dict[str, float]:
-        assert self.engine is not None
+        assert self.engine is not None and self._actor is not None  # the Torch engine stands beside its actor
         self.engine.wake()
         self._actor.copy_full_parameters_into(self.engine.weights())
         return {}
@@ -137,20 +167,28 @@ class EngineLink:
         exported = engine.exported() if engine is not None else ()
         everyone = self._gathered((engine.launcher_pid if engine is not None else None, exported))
         processes = [pid for pid, _ in everyone]
-        self._actor.reshard()
+        if self._actor is not None:
+            self._actor.reshard()
         if self._transition is None or processes != self._processes:
-            owner, tp_rank = self._group.rank % self.num_engines, self._group.rank // self.num_engines
-            handles: dict[str, Tensor] = everyone[owner][1][tp_rank].mapped()
             self._transition = Transition(
-                self._actor.model.hf,
-                handles,
+                None if self._actor is None else self._actor.model.hf,
+                self._memory(everyone),
                 tensor_parallel_size=self._config.rollout.tensor_parallel_size,
-                group=self._actor.mesh.get_group() if self._group.size > 1 else None,
+                group=dist.group.WORLD if self._group.size > 1 else None,
                 device=self._device,
                 bucket_bytes=self._config.rollout.weights_bucket_mib << 20,
+                num_sources=self._num_sources,
             )
             self._processes = processes
         return self._transition
+
+    def _memory(self, everyone: Sequence[Handles]) -> dict[str, Tensor]:
+        """Parameters of the engine that spans this rank, in its own memory; none on a rank that only trains."""
+        place = self._group.rank - self._first
+        if place < 0:
+            return {}
+        owner, tp_rank = self._first + place % self.num_engines, place // self.num_engines
+        return everyone[owner][1][tp_rank].mapped()
 
     def _gathered(self, mine: Handles) -> list[Handles]:
         everyone: list[Handles] = [mine] * self._group.size

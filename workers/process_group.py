@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,18 @@ class PoolGroup:
     control: dist.ProcessGroup
 
 
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What a rank is a member of. `everyone`: all pools of its process group; the pool itself where it is alone.
+
+    mesh_ranks: ranks of the first pool, which trains, in the process group.
+    """
+
+    pool: PoolGroup
+    everyone: PoolGroup
+    mesh_ranks: range
+
+
 def open_store(worker: Worker) -> TCPStore:
     """A TCP store on a free port of the address that the Dask worker listens on."""
     host = worker.address.split("://")[-1].rsplit(":", 1)[0].strip("[]")
@@ -37,12 +49,16 @@ def join(
     *,
     device: torch.device,
     rank: int,
-    size: int,
+    sizes: Sequence[int],
+    number: int,
     rendezvous: tuple[str, int],
     own: TCPStore | None,
     timeout_s: float,
-) -> PoolGroup:
-    """Enter the pool's process group (collective)."""
+) -> Joined:
+    """Enter the process group of one or several pools (collective).
+
+    rank: in its pool, which is the number-th of the pools; sizes: theirs.
+    """
     host, port = rendezvous
     timeout = timedelta(seconds=timeout_s)
     store = own if own is not None else TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -50,14 +66,24 @@ def join(
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
-        rank=rank,
-        world_size=size,
+        rank=sum(sizes[:number]) + rank,
+        world_size=sum(sizes),
         timeout=timeout,
         device_id=device if cuda else None,
     )
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(control, dist.ProcessGroup)
-    return PoolGroup(rank=rank, size=size, control=control)
+    everyone = _control(range(sum(sizes)), timeout)
+    if len(sizes) == 1:
+        return Joined(pool=everyone, everyone=everyone, mesh_ranks=range(sizes[0]))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    pools = [_control(range(start, start + size), timeout) for start, size in zip(starts, sizes, strict=True)]
+    return Joined(pool=pools[number], everyone=everyone, mesh_ranks=range(sizes[0]))
+
+
+def _control(ranks: range, timeout: timedelta) -> PoolGroup:
+    """All ranks of the process group call, members or not."""
+    group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+    place = dist.get_rank() - ranks.start
+    return PoolGroup(rank=place, size=len(ranks), control=cast("dist.ProcessGroup", group))
 
 
 def gather_to_first(value: T, group: PoolGroup) -> Sequence[T] | None:

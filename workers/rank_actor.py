@@ -48,6 +48,10 @@ class RankSpec:
     trained: tuple[str, ...]
     incarnation: int
     rendezvous: tuple[str, int] | None = None
+    pool_sizes: tuple[int, ...] = ()
+    """Of the pools in this rank's process group, in its order; empty: its own pool alone."""
+    pool_number: int = 0
+    """Its own pool's place among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,8 @@ class StageRequest:
     incarnation: int
     weights_version: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    spans_pools: bool = False
+    """All pools of the process group take part, not the rank's own alone."""
     row_set: str = ""
     others: Mapping[str, ColumnsRef] = field(default_factory=dict)
     also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -125,6 +131,7 @@ class RankActor:
         """Compute one stage. All ranks of the pool are called, in the pool's one order."""
         context = self._ready(request.incarnation)
         started = time.perf_counter()
+        context.use_group(spans_pools=request.spans_pools)
         self._busy = (request.key.name, time.time())
         try:
             output, peak_gib = self._measured(context, request)

@@ -23,7 +23,7 @@ from workers.device import choose_device
 from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
-from workers.process_group import PoolGroup, TCPStore, join
+from workers.process_group import Joined, TCPStore, join
 from workers.prompt_limits import check_prompts
 from workers.residency import Residency
 from workers.rewards import RewardFunctions, default_processes
@@ -42,7 +42,7 @@ class RankContext:
         *,
         config: RunConfig,
         device: torch.device,
-        group: PoolGroup,
+        joined: Joined,
         mesh: DeviceMesh,
         plane: DataPlane,
         models: dict[str, RoleModel],
@@ -50,11 +50,18 @@ class RankContext:
         run_dir: Path,
         global_rank: int,
     ) -> None:
-        self.config, self.device, self.group, self.mesh, self.plane = config, device, group, mesh, plane
+        self.config, self.device, self.mesh, self.plane = config, device, mesh, plane
+        self.joined = joined
+        self.group = joined.pool
+        """Ranks of the stage that is running."""
         self.models, self.roles = models, roles
         self.run_dir, self.global_rank = run_dir, global_rank
         self._evaluation_prompts: dict[str, PromptSource] = {}
         self.residency = Residency(models, device=device)
+
+    def use_group(self, *, spans_pools: bool) -> None:
+        """What `group` is for the next stage: this rank's pool, or all pools of its process group."""
+        self.group = self.joined.everyone if spans_pools else self.joined.pool
 
     def model(self, role: str) -> RoleModel:
         """The role's model, with its weights on the device. Raises UserError when it is not here."""
@@ -109,11 +116,12 @@ class RankContext:
 
     @cached_property
     def engines(self) -> EngineLink:
-        """The rollout engines beside the actor."""
+        """The rollout engines, beside the actor or on ranks of their own."""
         return EngineLink(
             self.config,
-            self.model("actor"),
-            group=self.group,
+            self.model("actor") if "actor" in self.models else None,
+            group=self.joined.everyone,
+            num_sources=len(self.joined.mesh_ranks),
             device=self.device,
             run_dir=self.run_dir,
             rank=self.global_rank,
@@ -171,15 +179,16 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
     device = choose_device(config, local_rank=spec.global_rank)
     if spec.rendezvous is None:
         raise ValueError("a rank needs its pool's rendezvous")
-    group = join(
+    joined = join(
         device=device,
         rank=spec.pool_rank,
-        size=spec.pool_size,
+        sizes=spec.pool_sizes or (spec.pool_size,),
+        number=spec.pool_number,
         rendezvous=spec.rendezvous,
         own=store,
         timeout_s=config.cluster.call_timeout_s,
     )
-    mesh = DeviceMesh(device.type, list(range(spec.pool_size)), mesh_dim_names=("dp",))
+    mesh = DeviceMesh(device.type, list(joined.mesh_ranks), mesh_dim_names=("dp",))
     models = {
         role: RoleModel.build(role, config, mesh, device, trained=role in spec.trained)
         for role in spec.roles
@@ -188,7 +197,7 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
     return RankContext(
         config=config,
         device=device,
-        group=group,
+        joined=joined,
         mesh=mesh,
         plane=plane,
         models=models,

@@ -294,6 +294,8 @@ def my_mini_batches(context: RankContext, batch: Rollouts, request: StageRequest
 def _check_version(context: RankContext, request: StageRequest) -> None:
     if request.weights_version is None:
         return
+    if request.role not in context.models and request.spans_pools:
+        return  # a rank of the engines' pool: the engines' version is looked at when they are brought up to date
     have = context.models[request.role].version
     if have != request.weights_version:
         raise RuntimeError(

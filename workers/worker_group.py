@@ -20,7 +20,7 @@ from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.calls import present_columns
 from pipeline.mesh import ParallelMesh
-from pipeline.placement import pool_of, pool_ranks
+from pipeline.placement import pool_of, pool_ranks, worlds
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
 from workers.cluster import worker_addresses
@@ -28,8 +28,10 @@ from workers.envelope import Envelope, RankError, RanksLost
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
 
 logger = logging.getLogger(__name__)
-_PLACES: dict[str, tuple[int, int]] = {}
-"""Address of a worker process to the place (rank in its pool, size of the pool) that it has held."""
+Place = tuple[int, int, int, int]
+"""Rank in its pool, size of the pool; rank in its process group, size of the group."""
+_PLACES: dict[str, Place] = {}
+"""Address of a worker process to the place that it has held."""
 GRACE_S = 5.0
 """After one rank's failure the others may answer for this long, so that the root cause is known."""
 
@@ -81,19 +83,24 @@ class Ranks:
         Raises UserError when there are too few workers, RanksLost when one dies meanwhile.
         """
         self.incarnation += 1
-        layout = pool_ranks(self.config)
-        places = [(i, len(ranks)) for ranks in layout.values() for i in range(len(ranks))]
-        addresses = await self._fresh_addresses(places)
+        layout, together = pool_ranks(self.config), worlds(self.config)
+        places = {
+            rank: (i, len(layout[name]), before + i, sum(len(layout[n]) for n in names))
+            for names in together
+            for name, before in zip(names, (0, len(layout[names[0]])), strict=False)
+            for i, rank in enumerate(layout[name])
+        }
+        addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
         actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
             roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
             members = tuple(Rank(actor=actors[g], address=addresses[g], global_rank=g) for g in ranks)
             self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
         self.broken = False
-        await asyncio.gather(*(self._set_up(pool) for pool in self.pools.values()))
+        await asyncio.gather(*(self._set_up([self.pools[name] for name in names]) for names in together))
 
-    async def _fresh_addresses(self, places: list[tuple[int, int]]) -> list[str]:
-        """A worker for each place (rank in its pool, size of the pool).
+    async def _fresh_addresses(self, places: list[Place]) -> list[str]:
+        """A worker for each place.
 
         A worker process that held another place in an earlier run is started anew: torch's DTensor caches
         outlive a process group, and would take this rank for the earlier one.
@@ -123,11 +130,13 @@ class Ranks:
         )
         return await asyncio.wait_for(future, self.config.cluster.start_timeout_s)
 
-    async def _set_up(self, pool: ResourcePool) -> None:
+    async def _set_up(self, pools: Sequence[ResourcePool]) -> None:
+        """Pools of one process group: their ranks one after the other."""
         timeout_s = self.config.cluster.call_timeout_s
-        (rendezvous,) = await self._answers(
-            [pool.ranks[0].actor.open_rendezvous()], pool.ranks[:1], timeout_s, "rendezvous"
-        )
+        everyone = [rank for pool in pools for rank in pool.ranks]
+        opening = everyone[0].actor.open_rendezvous()
+        (rendezvous,) = await self._answers([opening], everyone[:1], timeout_s, "rendezvous")
+        sizes = tuple(len(pool.ranks) for pool in pools)
         specs = [
             RankSpec(
                 config=self.config,
@@ -140,16 +149,25 @@ class Ranks:
                 trained=tuple(sorted(self.trained & set(pool.roles))),
                 incarnation=self.incarnation,
                 rendezvous=rendezvous,
+                pool_sizes=sizes,
+                pool_number=number,
             )
+            for number, pool in enumerate(pools)
             for i, rank in enumerate(pool.ranks)
         ]
-        calls = [rank.actor.setup(spec) for rank, spec in zip(pool.ranks, specs, strict=True)]
-        for answer in await self._answers(calls, pool.ranks, timeout_s, f"setup of pool {pool.name}"):
-            logger.info("pool %s: %s", pool.name, answer)
+        calls = [rank.actor.setup(spec) for rank, spec in zip(everyone, specs, strict=True)]
+        names = " and ".join(pool.name for pool in pools)
+        for answer in await self._answers(calls, everyone, timeout_s, f"setup of pool {names}"):
+            logger.info("pool %s: %s", names, answer)
 
-    def group(self, role: str) -> WorkerGroup:
-        """The worker group of a role."""
-        return WorkerGroup(ranks=self, pool=self.pools[pool_of(self.config, role)], role=role)
+    def group(self, role: str, pools: Sequence[str] = ()) -> WorkerGroup:
+        """The worker group of a role, on these pools together (none named: on its own)."""
+        chosen = [self.pools[name] for name in pools or (pool_of(self.config, role),)]
+        pool = chosen[0]
+        if len(chosen) > 1:
+            ranks = tuple(rank for part in chosen for rank in part.ranks)
+            pool = ResourcePool(name="+".join(part.name for part in chosen), ranks=ranks, roles=pool.roles)
+        return WorkerGroup(ranks=self, pool=pool, role=role, spans_pools=len(chosen) > 1)
 
     async def restart(self) -> None:
         """End every worker process of the run and build the ranks again, one incarnation later."""
@@ -228,6 +246,7 @@ class WorkerGroup:
     ranks: Ranks
     pool: ResourcePool
     role: str
+    spans_pools: bool = False
 
     async def run(self, spec: StageSpec, *, arguments: Mapping[str, Any], weights_version: int | None) -> StageOutcome:
         """Execute a stage: distribute by its protocol, wait for the ranks, collect their answers.
@@ -250,6 +269,7 @@ class WorkerGroup:
                 incarnation=self.ranks.incarnation,
                 weights_version=weights_version,
                 arguments=arguments,
+                spans_pools=self.spans_pools,
                 row_set=spec.row_set,
                 others=spec.others,
                 also_reads=also_reads,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM
 
+from configs.schema import RunConfig
 from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
 from tests.workers.engines.sglang_models import STUB, kernel_stub
@@ -37,8 +38,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """Update, generate; then the first rank's engine is killed, and both generate again."""
     os.environ["PYTHONPATH"] = str(STUB)  # ranks are forked from a server that is older than this test
-    rollout = {"engine": "sglang", "verify_weights": True, "start_timeout_s": 240}
-    config = run_config(Path(model), rollout=rollout, actor={"optimizer": {"lr": 0.05}}, algorithm="grpo")
+    config = config_of(model)
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
     control = dist.new_group(backend="gloo")
@@ -64,6 +64,74 @@ def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str
         link.close()
 
 
+def config_of(model: str) -> RunConfig:
+    return run_config(
+        Path(model),
+        rollout={"engine": "sglang", "verify_weights": True, "start_timeout_s": 240},
+        actor={"optimizer": {"lr": 0.05}},
+        algorithm="grpo",
+        kl={"placement": "none"},
+    )
+
+
+@pytest.fixture(scope="module")
+def disjoint(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("disjoint")
+    model = tiny_model_dir(folder, "qwen2", seed=3)
+    with kernel_stub():
+        return run_ranks(train_and_generate_apart, 2, str(model), str(folder), timeout_s=400)
+
+
+def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
+    """The first rank trains, the second has the engine and no model; the engine dies once."""
+    os.environ["PYTHONPATH"] = str(STUB)
+    config, device = config_of(model), torch.device("cpu")
+    mesh = DeviceMesh("cpu", [0], mesh_dim_names=("dp",))
+    actor = RoleModel.build("actor", config, mesh, device) if rank == 0 else None
+    control = dist.new_group(backend="gloo")
+    assert isinstance(control, dist.ProcessGroup)
+    group = PoolGroup(rank=rank, size=world_size, control=control)
+    link = EngineLink(config, actor, group=group, device=device, run_dir=Path(folder), rank=rank, num_sources=1)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=8)
+    mine = [GenerateRequest(request_id="a", prompt_tokens=PROMPTS[0], seeds=(0,))] if link.engine else []
+    try:
+        link.sync()
+        if actor is not None:
+            actor.update([grouped_rollouts([4, 3], [[5, 6], [4, 7]], seed=rank)], "clipped", seed=0)
+        transition = link.sync()
+        after = [result.samples[0] for result in link.generate(mine, sampling)]
+        if isinstance(link.engine, SglangEngine) and (pid := link.engine.launcher_pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+        again = [result.samples[0] for result in link.generate(mine, sampling)]
+        said = [(s.token_ids.tolist(), int(s.policy_version[0])) for s in (*after, *again)]
+        return {"said": said, "transition": transition, "weights": actor.full_state() if actor else {}}
+    finally:
+        link.close()
+
+
+def test_engines_on_ranks_of_their_own_follow_the_training_ranks(
+    disjoint: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir(tmp_path, "qwen2", seed=3)).eval()
+    reference.load_state_dict(disjoint[0]["weights"], strict=False)
+    expected = (greedy_of(reference, PROMPTS[0]), 1)
+    assert disjoint[0]["said"] == []
+    assert disjoint[1]["said"] == [expected, expected]  # also from the engine that was started again
+    assert disjoint[0]["transition"]["reshard_received_gb"] == 0
+    received = disjoint[1]["transition"]["reshard_received_gb"] * 1e9
+    assert received == sum(tensor.nbytes for tensor in disjoint[0]["weights"].values())
+
+
+def greedy_of(model: Any, prompt: list[int]) -> list[int]:
+    """8 tokens by plain forward passes."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(8):
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    tokens: list[int] = ids[0, len(prompt) :].tolist()
+    return tokens
+
+
 def greedy(link: EngineLink, rank: int) -> list[tuple[list[int], int]]:
     requests = [GenerateRequest(request_id=i, prompt_tokens=p, seeds=(0,)) for i, p in enumerate(PROMPTS[rank::2])]
     results = link.generate(requests, SamplingParams(temperature=0.0, max_new_tokens=8))
@@ -77,11 +145,7 @@ def test_after_an_update_the_engine_says_what_the_updated_model_says(
     reference.load_state_dict(ranks[0]["weights"], strict=False)
     for rank, result in enumerate(ranks):
         for prompt, (tokens, version) in zip(PROMPTS[rank::2], result["after"], strict=True):
-            ids = torch.tensor([prompt])
-            with torch.no_grad():
-                for _ in range(8):
-                    ids = torch.cat([ids, reference(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
-            assert tokens == ids[0, len(prompt) :].tolist()
+            assert tokens == greedy_of(reference, prompt)
             assert version == 1
 
 
