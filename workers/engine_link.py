@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from configs.schema import RunConfig
 from workers.engines.base import EngineError, GenerateRequest, GenerateResult, RolloutEngine, SamplingParams
@@ -63,10 +64,16 @@ class EngineLink:
         place = group.rank - self._first
         self.engine_index = place if 0 <= place < self.num_engines else None
         self.engine: RolloutEngine | None = None
-        model = self._from_first(None if actor is None else actor.model.hf.config)
+        self.model_config: PretrainedConfig = self._from_first(None if actor is None else actor.model.hf.config)
         if self.engine_index is not None:
             self.engine = build_engine(
-                config, device=device, model=model, run_dir=run_dir, rank=place, num_ranks=num_ranks, name=rank
+                config,
+                device=device,
+                model=self.model_config,
+                run_dir=run_dir,
+                rank=place,
+                num_ranks=num_ranks,
+                name=rank,
             )
         self._transition: Transition | None = None
         self._processes: list[int | None] = []

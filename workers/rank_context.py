@@ -152,7 +152,7 @@ class RankContext:
     @cached_property
     def max_positions(self) -> int:
         """Tokens of the longest sequence that the actor can take."""
-        return int(self.models["actor"].model.hf.config.get_text_config().max_position_embeddings)
+        return int(self.engines.model_config.get_text_config().max_position_embeddings)
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
