@@ -43,7 +43,8 @@ class RunDirectory:
         suffix: str | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> RunDirectory:
-        """Make `parent/NAME-YYYYmmdd-HHMMSS` (`-2`, `-3`, ... where taken) and point `latest` at it.
+        """Make `parent/NAME-YYYYmmdd-HHMMSS` (`-2`, `-3`, ... where taken) and point `latest` at it, but
+        for an evaluation, which is nothing to resume or to look for checkpoints in.
 
         given: the user's YAML with overrides applied, for config.yaml; None: the fields that are set.
         suffix: ends the folder's name, after another dash; `find` knows the run by it.
@@ -61,7 +62,8 @@ class RunDirectory:
             # Last: a folder with a config.json is a whole run directory.
             atomic_write(run.config_json, config.model_dump_json(indent=2) + "\n")
             fsync_path(run.path.parent)
-            _point_latest(run.path)
+            if config.algorithm != "evaluate":
+                _point_latest(run.path)
         return run
 
     def save_config(self, config: RunConfig) -> None:
@@ -96,7 +98,7 @@ class RunDirectory:
     def resolve(cls, name_or_path: str, parent: Path | str = "runs") -> RunDirectory:
         """A run by its path, its folder's name under `parent`, or its name (the newest run of that name).
 
-        `latest` is the run that was started last. Raises StorageError listing the runs there are.
+        `latest` is the run that was started last, evaluations aside. Raises StorageError listing the runs there are.
         """
         parent = user_path(parent)
         for candidate in (user_path(name_or_path), parent / name_or_path):

@@ -11,6 +11,7 @@ import numpy as np
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table, printable, shorten
+from pipeline.dropping import MARKERS, without_dropped
 from pipeline.rollouts import Rollouts
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -31,7 +32,8 @@ def ls(name_or_path: str, runs: Path) -> Answer:
 def _iteration(store: RolloutStore, iteration: int) -> dict[str, Any]:
     stages = store.stages(iteration)
     arrays = {array.name: array for record in stages.values() if not record.row_set for array in record.arrays}
-    rewards = store.read(iteration, columns=["reward"])["reward"] if "reward" in arrays else None
+    columns = [name for name in ("reward", "group", *MARKERS) if name in arrays]
+    rewards = without_dropped(store.read(iteration, columns=columns))["reward"] if "reward" in arrays else None
     return {
         "iteration": iteration,
         "rows": arrays["offsets"].count - 1 if "offsets" in arrays else 0,

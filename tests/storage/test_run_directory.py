@@ -78,3 +78,10 @@ def test_a_configuration_of_another_program_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot be used: .*config\.json: sead") as caught:
         run.config()
     assert "\n" not in str(caught.value)
+
+
+def test_an_evaluation_is_not_the_latest_run(tmp_path: Path) -> None:
+    trained = create(tmp_path, hour=1)
+    RunDirectory.create(RunConfig(name="run-evaluation", algorithm="evaluate"), tmp_path, now=lambda: at(2))
+    assert RunDirectory.resolve("latest", tmp_path).path == trained.path
+    assert RunDirectory.resolve("run", tmp_path).path == trained.path
