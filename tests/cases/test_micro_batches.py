@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.losses import LOSSES
+from tests.cases.loss_cases import LOSS_CASES, LossModels, rollouts, write_models
 from tests.models import tiny_model_dir
 from tests.workers.reference import (
     PLAIN_GRADIENTS,
@@ -47,6 +49,32 @@ def test_fault_08_gradients_do_not_depend_on_the_cut(tmp_path: Path, aggregation
     for key, cut in gradients.items():
         assert max_difference(cut, whole) < 1e-6 * max(1.0, scale), key
     assert losses == pytest.approx([losses[-1]] * len(losses), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> LossModels:
+    return LossModels(write_models(tmp_path_factory.mktemp("models")), None)
+
+
+@pytest.mark.parametrize("name", LOSS_CASES)
+def test_fault_08_no_losss_gradient_depends_on_the_cut(models: LossModels, name: str) -> None:
+    case, batch = LOSS_CASES[name], rollouts()
+    expected, of_whole = models.update(case, batch, budget=10_000, share_prompts=False)
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert of_whole["micro_batches"] == 1 and scale > 1e-3
+    counts = set()
+    for budget, share_prompts in ((1, False), (31, True), (17, False), (10_000, True)):
+        found, metrics = models.update(case, batch, budget=budget, share_prompts=share_prompts)
+        assert max_difference(found, expected) < 1e-6 * max(1.0, scale), budget
+        counts.add(metrics["micro_batches"])
+        for metric in set(metrics) - {"micro_batches", "packed_tokens"}:
+            assert metrics[metric] == pytest.approx(of_whole[metric], rel=1e-5, abs=1e-6), metric
+    assert len(counts) >= 3
+
+
+def test_every_loss_has_a_case() -> None:
+    built_in = {n for n in LOSSES.names() if LOSSES.get(n).__module__.startswith("pipeline.")}
+    assert {case.loss for case in LOSS_CASES.values()} == built_in
 
 
 @pytest.mark.parametrize(("role", "loss"), [("actor", "clipped"), ("critic", "value"), ("actor", "sft")])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from configs.schema import RunConfig
 from pipeline.rollouts import Rollouts
+from tests.cases.loss_cases import LOSS_CASES, LossModels, rollouts, write_models
 from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
 from tests.workers.reference import (
@@ -75,6 +77,34 @@ def test_a_rank_without_rows_takes_part(tmp_path: Path, role: str, loss: str) ->
     folder = tiny_model_dir(tmp_path, "gemma2", scalar=True)
     config = run_config(folder, algorithm="reward_model", **{role: PLAIN_GRADIENTS})
     compare_with_one_rank(config, role, loss, rollouts, ranks=3)
+
+
+def gradients_of_every_loss(
+    rank: int, world_size: int, folder: str, batch: Rollouts
+) -> dict[int, dict[str, tuple[State, dict[str, float]]]]:
+    """By number of ranks, one to all of them; the first ones of the group."""
+    found = {}
+    for ranks in range(1, world_size + 1):
+        mesh = DeviceMesh("cpu", list(range(ranks)), mesh_dim_names=("dp",))
+        if rank < ranks:
+            models, mine = LossModels(folder, mesh), row_shares(batch, rank, ranks)
+            budget = 10_000 if ranks == 1 else 20
+            found[ranks] = {name: models.update(case, mine, budget=budget) for name, case in LOSS_CASES.items()}
+    return found
+
+
+def test_fault_09_no_losss_gradient_depends_on_the_number_of_ranks(tmp_path: Path) -> None:
+    by_rank = run_ranks(gradients_of_every_loss, 3, write_models(tmp_path), rollouts())
+    expected = by_rank[0][1]
+    scales = {name: max(float(g.abs().max()) for g in gradients.values()) for name, (gradients, _) in expected.items()}
+    assert min(scales.values()) > 1e-3
+    for found in by_rank:
+        for ranks, of_losses in found.items():
+            for name, (gradients, metrics) in of_losses.items():
+                assert max_difference(gradients, expected[name][0]) < 1e-6 * max(1.0, scales[name]), (name, ranks)
+                for metric in set(metrics) - {"micro_batches", "packed_tokens"}:
+                    of_one = pytest.approx(expected[name][1][metric], rel=1e-4, abs=1e-6)
+                    assert metrics[metric] == of_one, (name, ranks, metric)
 
 
 def forward_columns(rank: int, world_size: int, config: RunConfig, rollouts: Rollouts) -> dict[str, Any]:
