@@ -54,8 +54,10 @@ def test_a_reward_model_that_is_elsewhere_cannot_judge() -> None:
     }
     (problem,) = evaluation_problems(config(**apart))
     assert problem.startswith(
-        "evaluation.score: the reward model is in pool 'y' and evaluation runs in the actor's, 'x'"
+        "evaluation.score: the reward model is in pool 'y' and evaluation runs in the engines', 'x'"
     )
     assert not list(evaluation_problems(config(**apart, evaluation={"score": "look"})))
+    beside_engines = {**apart["resources"], "placement": {"reward": "y", "rollout": "y"}}
+    assert not list(evaluation_problems(config(**{**apart, "resources": beside_engines})))
     together = {**apart, "resources": {**apart["resources"], "placement": {"reward": "x", "critic": "y"}}}
     assert not list(evaluation_problems(config(**together)))
