@@ -25,6 +25,8 @@ ALGORITHM_DEFAULTS: dict[str, Tree] = {
         "loss": {"policy": "clipped"},
         "kl": {"placement": "reward", "estimator": "k1", "coef": 0.05},
     },
+    # Dai et al. 2023, arXiv 2310.12773: PPO on (A_r - lambda A_c) / (1 + lambda).
+    "safe_rlhf": {"advantage": {"estimator": "safe_gae"}, "loss": {"policy": "clipped"}},
     # Shao et al. 2024, arXiv 2402.03300: baseline and scale from the group; mean over each response first.
     "grpo": {
         "rollout": GROUP_SIZE,

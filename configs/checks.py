@@ -20,12 +20,13 @@ from configs.machine_checks import machine_problems
 from configs.model_checks import model_file_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
+from configs.safety_checks import safety_problems
 from configs.schema import ROLES, ModelConfig, RunConfig
 from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
-RL_ALGORITHMS = ("ppo", "remax", *WITHOUT_CRITIC)
-ESTIMATORS = ("gae", "remax", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
+RL_ALGORITHMS = ("ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC)
+ESTIMATORS = ("gae", "safe_gae", "remax", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
 GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
 POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = (
@@ -222,6 +223,16 @@ def _kl(config: RunConfig) -> Iterator[str]:
         yield f"kl.target: {kl.target} has no effect: {reason}; set kl.target to null or change that"
 
 
+def _safety(config: RunConfig) -> Iterator[str]:
+    yield from safety_problems(config, BUILT_IN_REWARDS)
+    if (
+        config.advantage.estimator == "safe_gae"
+        and config.algorithm in RL_ALGORITHMS
+        and config.algorithm != "safe_rlhf"
+    ):
+        yield f"advantage.estimator: safe_gae needs costs, which {config.algorithm} has not; use algorithm safe_rlhf"
+
+
 def _training(config: RunConfig) -> Iterator[str]:
     training = config.training
     if training.max_staleness > 0:
@@ -234,7 +245,8 @@ def _training(config: RunConfig) -> Iterator[str]:
 
 
 def _optimizers(config: RunConfig) -> Iterator[str]:
-    models = {"actor": config.actor, "critic": config.critic, "reward": config.reward}
+    roles = ("actor", "critic", "reward", "cost", "cost_critic")
+    models: dict[str, ModelConfig] = {role: getattr(config, role) for role in roles}
     for role, model in models.items():
         if max(model.optimizer.betas) >= 1:
             betas = list(model.optimizer.betas)
@@ -290,7 +302,8 @@ def _engines_apart(config: RunConfig) -> Iterator[str]:
 
 def _data_files(config: RunConfig) -> Iterator[str]:
     kind = data_kind(config.algorithm)
-    for split, dataset in (("train", config.data.train), ("validation", config.data.validation)):
+    data = config.data
+    for split, dataset in (("train", data.train), ("validation", data.validation), ("pretraining", data.pretraining)):
         if dataset is not None:
             yield from source_problems(f"data.{split}", dataset)
     yield from data_problems(config.data, "train", kind)
@@ -311,6 +324,7 @@ CHECKS: tuple[Check, ...] = (
     _rollout_correction,
     _over_long,
     _kl,
+    _safety,
     _training,
     _optimizers,
     _resources,

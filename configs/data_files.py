@@ -12,8 +12,9 @@ from configs.errors import shown
 from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
 
-Kind = Literal["prompts", "sequences", "pairs"]
-"""What an iteration takes from the data: prompts (RL), sequences (SFT), preference pairs (reward model)."""
+Kind = Literal["prompts", "sequences", "pairs", "texts"]
+"""What an iteration takes from the data: prompts (RL), sequences (SFT), preference pairs (reward model), and texts
+(the pretraining loss)."""
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -28,6 +29,8 @@ class UnreadableDataError(Exception):
 
 def needed_columns(data: DataConfig, kind: Kind, source: str = "file") -> dict[str, str]:
     """Configuration key to column name, for every column that `kind` reads."""
+    if kind == "texts":
+        return {"pretraining_column": data.pretraining_column}
     columns: dict[str, str] = {}
     if data.messages_column is not None:
         columns["messages_column"] = data.messages_column
@@ -42,9 +45,9 @@ def needed_columns(data: DataConfig, kind: Kind, source: str = "file") -> dict[s
     return columns
 
 
-def data_problems(data: DataConfig, split: Literal["train", "validation"], kind: Kind) -> Iterator[str]:
+def data_problems(data: DataConfig, split: Literal["train", "validation", "pretraining"], kind: Kind) -> Iterator[str]:
     """What is wrong with the file of a split; a source that only its package can read is not opened."""
-    dataset = data.train if split == "train" else data.validation
+    dataset = {"train": data.train, "validation": data.validation, "pretraining": data.pretraining}[split]
     if dataset is None or dataset.source != "file":
         return
     place = f"data.{split}.path"

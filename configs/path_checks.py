@@ -56,6 +56,7 @@ def models_of(config: RunConfig) -> dict[Role, ModelConfig]:
         "reference": config.reference,
         "reward": config.reward,
         "cost": config.cost,
+        "cost_critic": config.cost_critic,
     }
 
 

@@ -20,8 +20,8 @@ from pydantic import (
 from configs.algorithms import with_algorithm_defaults
 from configs.plain_values import plain, refuse_truth_value, refuse_unwritable_text, usable_as_folder_name
 
-Role = Literal["actor", "critic", "reference", "reward", "cost"]
-ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost")
+Role = Literal["actor", "critic", "reference", "reward", "cost", "cost_critic"]
+ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost", "cost_critic")
 
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -128,6 +128,14 @@ class DataConfig(Section):
     """Rows to train on."""
     validation: DatasetConfig | None = None
     """Held-out rows for evaluation."""
+    pretraining: DatasetConfig | None = None
+    """Texts whose likelihood is learnt beside the policy (Safe-RLHF's PTX loss); null: none."""
+    pretraining_column: str = "text"
+    """Column of `pretraining` with the text."""
+    pretraining_batch_size: PositiveInt = 8
+    """Texts of one iteration, spread over its optimizer steps."""
+    max_pretraining_tokens: PositiveInt = 512
+    """Longer texts are cut here."""
     prompt_column: str = "prompt"
     """Text of the prompt; ignored when `messages_column` is set."""
     messages_column: str | None = None
@@ -266,6 +274,8 @@ class LossConfig(Section):
         "token_mean"
     )
     """How token losses become one number; never depends on micro-batches or ranks."""
+    pretraining_coef: NonNegativeFloat = 1.0
+    """Weight of the pretraining (PTX) loss, the mean negative log-likelihood of a token of `data.pretraining`, in the actor's update."""
     fixed_length: PositiveInt | None = None
     """fixed_length: each sequence's sum is divided by this; null: `rollout.max_new_tokens`."""
 
@@ -332,6 +342,32 @@ class RewardsConfig(Section):
     """Child processes that score at once, on each rank; null: the machine's cores over `resources.num_ranks`, at most 16."""
     over_long: OverLongConfig = OverLongConfig()
     """Penalty on long responses."""
+
+
+class CostsConfig(Section):
+    """What a response costs (Safe-RLHF): the cost model's score, functions, or both."""
+
+    model_weight: float = 1.0
+    """Weight of the cost model's score, where a cost model is configured."""
+    functions: tuple[RewardFunctionConfig, ...] = ()
+    """Programmatic costs, written as rewards are; a high one is bad."""
+    num_processes: PositiveInt | None = None
+    """Child processes that score at once, on each rank; null: as of `rewards.num_processes`."""
+
+
+class SafetyConfig(Section):
+    """Safe-RLHF: E[reward] is raised while E[cost] is held at or below a limit by a Lagrange multiplier."""
+
+    cost_limit: float = 0.0
+    """Limit of the mean cost of a response; 0 suits a cost model, whose scores are above 0 for what is harmful."""
+    multiplier: PositiveFloat = 1.0
+    """The multiplier's first value."""
+    multiplier_lr: NonNegativeFloat = 0.1
+    """log multiplier += this * multiplier * (mean cost - `cost_limit`) after each iteration; 0: it is fixed."""
+    max_multiplier: PositiveFloat = 100.0
+    """The multiplier does not rise above."""
+    cost_critic: bool = True
+    """true: a critic of its own for the costs (two more models than PPO); false: one critic of (reward - multiplier * cost) / (1 + multiplier), so that the cost model is the one extra model, as in the HybridFlow paper."""
 
 
 class PoolConfig(Section):
@@ -472,13 +508,19 @@ class RunConfig(Section):
     reward: ModelConfig = ModelConfig()
     """Reward model, a sequence classifier with one label."""
     cost: ModelConfig = ModelConfig()
-    """Cost model (Safe-RLHF)."""
+    """Cost model (Safe-RLHF), a sequence classifier with one label: the higher, the more harmful."""
+    cost_critic: ModelConfig = ModelConfig()
+    """Value model of the costs (Safe-RLHF). Without a path it starts from the cost model's, else the reward model's, else the actor's, backbone."""
     data: DataConfig = DataConfig()
     """Prompts and data sets."""
     rollout: RolloutConfig = RolloutConfig()
     """Generation."""
     rewards: RewardsConfig = RewardsConfig()
     """Reward functions and weights."""
+    costs: CostsConfig = CostsConfig()
+    """Safe-RLHF: cost functions and weights."""
+    safety: SafetyConfig = SafetyConfig()
+    """Safe-RLHF: the limit on the cost and its multiplier."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantage estimation."""
     loss: LossConfig = LossConfig()

@@ -15,21 +15,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
 from configs.schema import RunConfig
 from flows.committer import Committer
 from flows.live_view import LiveView
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
-from pipeline.adaptive_kl import AdaptiveKl
+from pipeline.coefficients import Coefficients
 from pipeline.placement import pools_of
 from pipeline.stages import STORE, StageOutcome, StageSpec
 from pipeline.turns import PoolTurns
 from storage.records import StageRecord
 from workers.worker_group import Ranks, RanksLost
-
-KL_SITES = {"actor.compute_advantages", "actor.update_actor"}
 
 
 class StopRequested(Exception):
@@ -53,10 +50,11 @@ class Controller:
         view: LiveView,
         stop: StopRequest,
         versions: dict[str, int],
-        kl: AdaptiveKl,
+        coefficients: Coefficients,
     ) -> None:
         self.run, self.config, self.ranks, self.committer, self.turns = run, config, ranks, committer, turns
-        self.view, self.stop, self.versions, self.kl = view, stop, versions, kl
+        self.view, self.stop, self.versions = view, stop, versions
+        self.coefficients = coefficients
         self.outcomes: dict[int, dict[str, StageOutcome]] = {}
         self._records: dict[int, Mapping[str, StageRecord]] = {}
 
@@ -99,7 +97,7 @@ class Controller:
             return await self._run(spec)
 
     async def _run(self, spec: StageSpec) -> StageOutcome:
-        arguments = {**spec.arguments, **self._extra_arguments(spec)}
+        arguments = {**spec.arguments, **self.coefficients.arguments(spec.call.site)}
         group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
         self.view.stage_started(spec.key.name)
         started = time.perf_counter()
@@ -109,10 +107,6 @@ class Controller:
             self.versions[spec.call.role] += 1
         self.committer.submit(spec, outcome, arguments=arguments, group=group)
         return outcome
-
-    def _extra_arguments(self, spec: StageSpec) -> dict[str, Any]:
-        """The KL coefficient of this moment: the controller adapts it, the stages that use it are told."""
-        return {"kl_coef": self.kl.coef} if spec.call.site in KL_SITES else {}
 
     async def settle(self) -> None:
         """Wait until everything that was computed is committed."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +18,12 @@ from flows.iteration_report import IterationReporter, iteration_metrics
 from flows.live_view import LiveView
 from flows.signals import StopRequest
 from flows.stage_tasks import CONTROLLERS, checkpoint_task
-from pipeline.adaptive_kl import AdaptiveKl
 from pipeline.algorithms import get_algorithm
+from pipeline.coefficients import Coefficients
 from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model
-from pipeline.stages import RolloutsHandle, StageOutcome
+from pipeline.stages import RolloutsHandle
 from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import Checkpoint, CheckpointStore
@@ -155,7 +154,6 @@ class RunExecution:
         if newest is not None:
             versions |= await ranks.load(newest.path, sorted(trained))
         self.done = newest.step if newest is not None else 0
-        kl = self.config.kl
         controller = Controller(
             run=self.name,
             config=self.config,
@@ -165,19 +163,10 @@ class RunExecution:
             view=self.view,
             stop=self.stop,
             versions=versions,
-            kl=AdaptiveKl(
-                coef=float(state.get("kl_coef", kl.coef)) if kl.target is not None else kl.coef,
-                target=kl.target,
-                horizon=kl.horizon,
-            ),
+            coefficients=Coefficients.of(self.config, state),
         )
         CONTROLLERS[self.name] = controller
         return controller
-
-    def _kl_coef(self, state: Mapping[str, Any]) -> float:
-        """The checkpoint's where the coefficient adapts, else the configured one, which a resume may change."""
-        kl = self.config.kl
-        return kl.coef if kl.target is None else float(state.get("kl_coef", kl.coef))
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()
@@ -192,7 +181,7 @@ class RunExecution:
         finally:
             await asyncio.gather(*models.stages, return_exceptions=True)
             outcomes = await controller.end_iteration(iteration)
-        self._update_kl(controller, outcomes)
+        controller.coefficients = controller.coefficients.after(outcomes)
         metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
         self.last_metrics = metrics
         self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())
@@ -220,11 +209,6 @@ class RunExecution:
         else:
             await models.actor.evaluate(prompts, step=step)
 
-    def _update_kl(self, controller: Controller, outcomes: dict[str, StageOutcome]) -> None:
-        outcome = outcomes.get("actor.compute_advantages")
-        if outcome is not None and "kl" in outcome.metrics:
-            controller.kl = controller.kl.updated(outcome.metrics["kl"], outcome.num_rows)
-
     async def save_checkpoint(self, controller: Controller, step: int) -> Checkpoint:
         """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
@@ -233,7 +217,7 @@ class RunExecution:
         state = {
             "iteration": step,
             "versions": versions,
-            "kl_coef": controller.kl.coef,
             "seed": self.config.seed,
+            **controller.coefficients.state,
         }
         return await asyncio.to_thread(self.checkpoints.commit, step, state)

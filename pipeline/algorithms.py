@@ -64,6 +64,27 @@ async def remax(models: Models, prompts: Prompts) -> RolloutsHandle:
     return rollouts
 
 
+@ALGORITHMS.register("safe_rlhf")
+async def safe_rlhf(models: Models, prompts: Prompts) -> RolloutsHandle:
+    """Safe-RLHF (Dai et al. 2023, arXiv 2310.12773): PPO under a limit on the mean cost; the paper's Figure 6.
+
+    Beside PPO: costs, their critic, and the pretraining loss; the multiplier is `pipeline.cost_multiplier`.
+    """
+    rollouts = await models.actor.generate_sequences(prompts)
+    pretraining = await models.actor.load_pretraining(prompts)
+    await gather(models.critic.compute_values(rollouts),
+                 models.cost_critic.compute_values(rollouts),
+                 models.actor.compute_log_prob(rollouts),
+                 models.reference.compute_log_prob(rollouts),
+                 models.reward.compute_reward(rollouts),
+                 models.cost.compute_cost(rollouts))  # fmt: skip
+    await models.compute_advantages(rollouts, estimator="safe_gae")
+    await gather(models.critic.update_critic(rollouts),
+                 models.cost_critic.update_critic(rollouts),
+                 models.actor.update_actor(rollouts, loss="clipped", pretraining=pretraining))  # fmt: skip
+    return rollouts
+
+
 async def without_critic(models: Models, prompts: Prompts) -> RolloutsHandle:
     """The algorithms whose baseline is the samples' own: estimator, loss and normaliser are configuration.
 

@@ -66,7 +66,14 @@ SEQUENCES = ("token_ids", "response_mask", "group", "prompt_length")
 POLICY_INPUTS = (
     *SEQUENCES,
     "advantages?", "rollout_log_probs?", "log_probs?", "ref_log_probs?", "loss_mask?", "reward_dropped?",
+    "cost_dropped?",
 )  # fmt: skip
+
+REWARDED = (
+    "response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
+    "reward_dropped?", "prompt_id?", "step?", "step_reward?", "step_group?", "finish_reason?",
+)  # fmt: skip
+ADVANTAGES = ("token_rewards", "advantages", "returns", "loss_mask")
 
 CALLS: dict[str, ModelCall] = {
     call.site: call
@@ -85,13 +92,23 @@ CALLS: dict[str, ModelCall] = {
                   reads=(*SEQUENCES, "prompt_text", "text", "answer", "environment_reward?", "environment_dropped?"),
                   writes=("reward", "reward_dropped")),
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
-                  reads=("response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
-                         "reward_dropped?", "prompt_id?", "step?", "step_reward?", "step_group?", "finish_reason?"),
-                  writes=("token_rewards", "advantages", "returns", "loss_mask"),
+                  reads=REWARDED, writes=ADVANTAGES,
                   also_reads={"baseline": ("group", "reward", "reward_dropped?")}),
-        ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS),
+        ModelCall(role="cost", method="compute_cost", kind="column", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("cost", "cost_dropped")),
+        ModelCall(role="cost_critic", method="compute_values", kind="column", protocol="DP_PROTO",
+                  reads=SEQUENCES, writes=("cost_values",)),
+        ModelCall(role="actor", method="compute_safe_advantages", kind="column", protocol="ONE_TO_ALL",
+                  reads=(*REWARDED, "cost", "cost_values?", "cost_dropped?"),
+                  writes=(*ADVANTAGES, "token_costs", "cost_returns")),
+        ModelCall(role="actor", method="load_pretraining", kind="column", protocol="DP_PROTO", writes=LOADED,
+                  new_rows=True),
+        ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS,
+                  also_reads={"pretraining": SEQUENCES}),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",
-                  reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?")),
+                  reads=(*SEQUENCES, "values", "returns", "loss_mask?", "reward_dropped?", "cost_dropped?")),
+        ModelCall(role="cost_critic", method="update_critic", kind="state", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "cost_values", "cost_returns", "loss_mask?", "reward_dropped?", "cost_dropped?")),
         ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO", uses=("reward",),
                   generates=True),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),

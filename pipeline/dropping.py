@@ -1,6 +1,7 @@
 """Rows that leave an iteration: their groups stay stored, but no advantage, loss or normaliser sees them.
 
-A marker column says which: `reward_dropped` where a reward function failed under `on_error: drop_group`.
+A marker column says which: `reward_dropped` (`cost_dropped`) where a reward (cost) function failed under
+`on_error: drop_group`.
 Groups leave whole, so that what compares the samples of a prompt never sees a part of them. Shapes: B
 sequences, T tokens.
 """
@@ -13,7 +14,7 @@ import numpy as np
 
 from pipeline.rollouts import Array, Rollouts, ranges
 
-MARKERS = ("reward_dropped",)
+MARKERS = ("reward_dropped", "cost_dropped")
 """Columns (uint8 [B]) any of which drops a row that it is 1 on."""
 
 

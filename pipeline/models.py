@@ -36,6 +36,8 @@ class Models:
         self.critic = Critic(self)
         self.reference = Reference(self)
         self.reward = Reward(self)
+        self.cost = Cost(self)
+        self.cost_critic = CostCritic(self)
 
     def call(
         self, site: str, rollouts: RolloutsHandle, *, row_set: str = "", **arguments: Any
@@ -87,7 +89,8 @@ class Models:
         baseline: rows with a reward, one for each prompt, whose rewards are the baseline (ReMax).
         """
         chosen = self.config.advantage.estimator or estimator or own_estimator(self.config.algorithm)
-        return await self.call("actor.compute_advantages", rollouts, estimator=chosen, baseline=baseline)
+        site = "actor.compute_safe_advantages" if "cost" in rollouts.columns else "actor.compute_advantages"
+        return await self.call(site, rollouts, estimator=chosen, baseline=baseline)
 
 
 class _Role:
@@ -122,16 +125,25 @@ class Actor(_Role):
             return _ready(rollouts)
         return self._models.call("actor.compute_log_prob", rollouts)
 
-    def update_actor(self, rollouts: RolloutsHandle, *, loss: str | None = None) -> Awaitable[RolloutsHandle]:
+    def load_pretraining(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
+        """Texts for the pretraining loss, in the row set `pretraining`; without data.pretraining none."""
+        if self._models.config.data.pretraining is None:
+            return _ready(RolloutsHandle(batch.iteration, "pretraining"))
+        return self._models.call("actor.load_pretraining", batch, row_set="pretraining")
+
+    def update_actor(
+        self, rollouts: RolloutsHandle, *, loss: str | None = None, pretraining: RolloutsHandle | None = None
+    ) -> Awaitable[RolloutsHandle]:
         """Forward, backward and optimizer steps over the rollouts.
 
+        pretraining: texts whose loss, times loss.pretraining_coef, is added to each step's (Table 4's compute_loss).
         loss: None: that of the configuration, which goes before it anyway, or of the algorithm's entry.
         """
         config = self._models.config
         chosen = config.loss.policy or loss or own_policy_loss(config.algorithm)
         if chosen is None:
             raise UserError(f"algorithm {config.algorithm!r} names no policy loss; set loss.policy, as in clipped")
-        return self._models.call("actor.update_actor", rollouts, loss=chosen)
+        return self._models.call("actor.update_actor", rollouts, loss=chosen, pretraining=pretraining)
 
     async def evaluate(self, prompts: Prompts, *, step: int) -> RolloutsHandle:
         """Responses to every held-out data set, scored as in training; step: updates so far, for the record."""
@@ -158,6 +170,30 @@ class Critic(_Role):
     def update_critic(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
         """Squared error on the returns."""
         return self._models.call("critic.update_critic", rollouts, loss="value")
+
+
+class CostCritic(_Role):
+    """The value model of the costs (Safe-RLHF); nothing runs with safety.cost_critic: false."""
+
+    def compute_values(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One forward pass: the costs to come, before every response token."""
+        if not self._models.config.safety.cost_critic:
+            return _ready(rollouts)
+        return self._models.call("cost_critic.compute_values", rollouts)
+
+    def update_critic(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """Squared error on the costs' returns."""
+        if not self._models.config.safety.cost_critic:
+            return _ready(rollouts)
+        return self._models.call("cost_critic.update_critic", rollouts, loss="value")
+
+
+class Cost(_Role):
+    """The cost model, cost functions, or both (Safe-RLHF)."""
+
+    def compute_cost(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
+        """One cost per sequence, and its parts."""
+        return self._models.call("cost.compute_cost", rollouts)
 
 
 class Reference(_Role):

@@ -55,5 +55,8 @@ def worlds(config: RunConfig) -> list[tuple[str, ...]]:
 
 
 def needs_model(config: RunConfig, role: str) -> bool:
-    """The reward role may consist of functions only; every other role that is called has a model."""
-    return role != "reward" or config.reward.path is not None or config.reward.init is not None
+    """The reward and the cost role may consist of functions only; every other role that is called has a model."""
+    if role not in ("reward", "cost"):
+        return True
+    section = config.reward if role == "reward" else config.cost
+    return section.path is not None or section.init is not None

@@ -34,6 +34,9 @@ TOKEN_COLUMNS: dict[str, tuple[str, str]] = {
     "token_rewards": ("float32", "reward given at the token, KL penalty included"),
     "advantages": ("float32", "advantage of the token"),
     "returns": ("float32", "target of the critic"),
+    "cost_values": ("float32", "the cost critic's value of the state before the token"),
+    "token_costs": ("float32", "cost given at the token, KL penalty included"),
+    "cost_returns": ("float32", "target of the cost critic"),
     "loss_mask": ("uint8", "response_mask without the sequences that the update leaves out"),
 }
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
@@ -51,6 +54,8 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "answer": ("str", "from the data set, as JSON; empty where there is none"),
     "reward": ("float32", "weighted sum of the parts `reward/NAME`"),
     "reward_dropped": ("uint8", "1: a reward function failed on the group, which is left out of the update"),
+    "cost": ("float32", "weighted sum of the parts `cost/NAME`"),
+    "cost_dropped": ("uint8", "1: a cost function failed on the group, which is left out of the update"),
     "baseline": ("float32", "reward of the prompt's greedy response (ReMax); in memory only"),
 }
 

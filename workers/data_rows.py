@@ -17,7 +17,7 @@ from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
 
 Row = Mapping[str, Any]
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "pretraining"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Rows:
 
 def dataset_of(data: DataConfig, split: Split) -> DatasetConfig:
     """The configured data set of a split; raises UserError when there is none."""
-    dataset = data.train if split == "train" else data.validation
+    dataset = {"train": data.train, "validation": data.validation, "pretraining": data.pretraining}[split]
     if dataset is None:
         raise UserError(f"data.{split}: not set; give it a `path` (and a `source` other than `file` if need be)")
     return dataset

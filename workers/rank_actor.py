@@ -198,7 +198,8 @@ class RankActor:
 
     def method(self, role: str, method: str) -> StageMethod:
         """What a stage does on this rank."""
-        import workers.stage_methods  # noqa: F401 - registers the built-in ones
+        import workers.safe_rlhf_stages
+        import workers.stage_methods  # noqa: F401 - both register the built-in ones
         from workers.stage_registry import get_method
 
         return get_method(role, method)

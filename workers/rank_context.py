@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from configs.errors import UserError
 from configs.evaluation import with_held_out
-from configs.schema import RunConfig
+from configs.schema import CostsConfig, RewardsConfig, RunConfig
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
 from storage.earlier_runs import read_seen
@@ -23,6 +23,7 @@ from workers.device import choose_device
 from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
+from workers.pretraining import PretrainingSource
 from workers.process_group import Joined, TCPStore, join
 from workers.prompt_limits import check_prompts
 from workers.residency import Residency
@@ -129,11 +130,19 @@ class RankContext:
 
     @cached_property
     def reward_functions(self) -> RewardFunctions:
-        rewards = self.config.rewards
-        return RewardFunctions(
-            rewards.functions,
-            num_processes=rewards.num_processes or default_processes(sum(pool_sizes(self.config).values())),
-        )
+        return self._functions(self.config.rewards, "rewards")
+
+    @cached_property
+    def cost_functions(self) -> RewardFunctions:
+        return self._functions(self.config.costs, "costs")
+
+    def _functions(self, section: RewardsConfig | CostsConfig, key: str) -> RewardFunctions:
+        processes = section.num_processes or default_processes(sum(pool_sizes(self.config).values()))
+        return RewardFunctions(section.functions, num_processes=processes, place=f"{key}.functions")
+
+    @cached_property
+    def pretraining(self) -> PretrainingSource:
+        return PretrainingSource(self.config, self.tokenizer)
 
     @cached_property
     def environments(self) -> EnvironmentPool:
@@ -168,6 +177,8 @@ class RankContext:
             self.environments.close()
         if "reward_functions" in self.__dict__:
             self.reward_functions.close()
+        if "cost_functions" in self.__dict__:
+            self.cost_functions.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -207,8 +207,9 @@ def check_reward_functions(config: RunConfig) -> None:
 
     Raises UserError, one line with the place in the configuration.
     """
-    with RewardFunctions(config.rewards.functions) as functions:
-        functions.check()
+    for section, scored in (("rewards", config.rewards), ("costs", config.costs)):
+        with RewardFunctions(scored.functions, place=f"{section}.functions") as functions:
+            functions.check()
 
 
 def _answer(sample: RewardSample, index: int) -> Any:

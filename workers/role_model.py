@@ -125,12 +125,19 @@ class RoleModel:
         return self._columns(batch, forward, {"scores": batch.num_rows}, by_row=True)["scores"]
 
     def update(
-        self, mini_batches: Sequence[Rollouts], loss: str, *, seed: int, kl_coef: float | None = None
+        self,
+        mini_batches: Sequence[Rollouts],
+        loss: str,
+        *,
+        seed: int,
+        kl_coef: float | None = None,
+        pretraining: Sequence[Rollouts] = (),
     ) -> dict[str, float]:
         """An optimizer step for each mini-batch, of which this rank passes its rows; `version` + 1.
 
         seed: for losses that draw random numbers. kl_coef: of a KL term in the loss, where it adapts; None: the
-        configured one. Returns metrics equal on all ranks (see Updater.run).
+        configured one. pretraining: this rank's texts of each step, or empty: their likelihood, times
+        loss.pretraining_coef, is learnt in the same step. Returns metrics equal on all ranks (see Updater.run).
         Raises TrainingDiverged, as the optimizer says, and ValueError for a role that is not trained.
         """
         if self.optimizer is None:
@@ -146,7 +153,7 @@ class RoleModel:
         )
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            metrics = updater.run(mini_batches)
+            metrics = updater.run(mini_batches, pretraining)
         packed_model.reshard(self.model)
         self.optimizer.progress.version += 1
         return metrics
@@ -243,7 +250,7 @@ class RoleModel:
 
 def is_trained(role: str, config: RunConfig) -> bool:
     """Which roles the built-in algorithms update."""
-    return role in ("actor", "critic") or (role == "reward" and config.algorithm == "reward_model")
+    return role in ("actor", "critic", "cost_critic") or (role == "reward" and config.algorithm == "reward_model")
 
 
 def _freeze(hf: torch.nn.Module, dtype: torch.dtype) -> None:

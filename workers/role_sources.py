@@ -21,14 +21,20 @@ KINDS: dict[str, Kind] = {
     "critic": "scalar",
     "reward": "scalar",
     "cost": "scalar",
+    "cost_critic": "scalar",
 }
 """What each role computes."""
 
 
 def source_role(role: str, config: RunConfig) -> str:
     """The role whose `path` or `init` a role starts from: its own, else the reference from the actor's,
-    the critic from the reward model's or the actor's. Raises UserError when there is none."""
-    candidates = {"reference": ("reference", "actor"), "critic": ("critic", "reward", "actor")}
+    the critics from the reward model's (the cost critic from the cost model's before it) or the actor's.
+    Raises UserError when there is none."""
+    candidates = {
+        "reference": ("reference", "actor"),
+        "critic": ("critic", "reward", "actor"),
+        "cost_critic": ("cost_critic", "cost", "reward", "actor"),
+    }
     for candidate in candidates.get(role, (role,)):
         model = model_config(candidate, config)
         if model.path is not None or model.init is not None:
@@ -73,7 +79,7 @@ def _from_checkpoint(section: ModelConfig, role: str, config: RunConfig, *, new_
     if checkpoint is None:
         which = "no committed checkpoint yet" if named.step is None else f"no checkpoint of step {named.step}"
         raise UserError(f"{role}.path: {section.path!r} has {which}")
-    likely = ("actor",) if KINDS[role] == "causal_lm" else (role, "reward", "critic", "actor")
+    likely = ("actor",) if KINDS[role] == "causal_lm" else (role, "cost", "reward", "critic", "actor")
     wanted = (named.role,) if named.role else likely
     saved = next((w for w in wanted if (checkpoint.path / w).is_dir()), None)
     if saved is None:

@@ -26,36 +26,47 @@ class ScoredRows:
     retries: int = 0
 
 
-def score_rewards(context: RankContext, batch: Rollouts) -> ScoredRows:
+def score_rewards(context: RankContext, batch: Rollouts, role: str = "reward") -> ScoredRows:
     """The weighted sum of all parts, float32 [B], the parts, and which rows leave with their groups.
+
+    role: `reward` by `rewards`, or `cost` by `costs`; the columns are named after it.
 
     Collective: every rank takes part, with any number of whole groups.
     """
-    rewards = context.config.rewards
+    section = context.config.rewards if role == "reward" else context.config.costs
+    functions = context.reward_functions if role == "reward" else context.cost_functions
     parts: dict[str, Array] = {}
     weights: dict[str, float] = {}
-    if "reward" in context.models:
-        parts["reward/model"] = np.asarray(context.model("reward").compute_scores(batch), dtype=np.float32)
-        weights["reward/model"] = rewards.model_weight
-    if "environment_reward" in batch:
-        parts["reward/environment"] = batch["environment_reward"]
-        weights["reward/environment"] = rewards.environment_weight
-    scores = function_scores(context.reward_functions, batch)
+    if role in context.models:
+        parts[f"{role}/model"] = np.asarray(context.model(role).compute_scores(batch), dtype=np.float32)
+        weights[f"{role}/model"] = section.model_weight
+    scores = function_scores(functions, batch)
     details = same_columns(scores.details, batch.num_rows, context.group)
-    parts |= {f"reward/{name}": column for name, column in {**scores.parts, **details}.items()}
-    for name, function in zip(reward_names(rewards.functions), rewards.functions, strict=True):
-        weights[f"reward/{name}"] = function.weight
-    too_long = over_long_part(batch, context.config)
-    if too_long is not None:
-        parts["reward/over_long"], weights["reward/over_long"] = too_long, rewards.over_long.weight
+    parts |= {f"{role}/{name}": column for name, column in {**scores.parts, **details}.items()}
+    names = reward_names(section.functions, place=f"{role}s.functions")
+    for name, function in zip(names, section.functions, strict=True):
+        weights[f"{role}/{name}"] = function.weight
+    if role == "reward":
+        _add_rewards_own(context.config, batch, parts, weights)
     total = np.zeros(batch.num_rows, dtype=np.float64)
     for name, weight in weights.items():
         total += weight * parts[name].astype(np.float64)
     return ScoredRows(
-        columns={**parts, "reward": total.astype(np.float32), "reward_dropped": rows_dropped(scores, batch)},
+        columns={**parts, role: total.astype(np.float32), f"{role}_dropped": rows_dropped(scores, batch)},
         failed={name: int(failed.sum()) for name, failed in scores.failed.items()},
         retries=scores.retries,
     )
+
+
+def _add_rewards_own(config: RunConfig, batch: Rollouts, parts: dict[str, Array], weights: dict[str, float]) -> None:
+    """The parts that a cost has not: an environment's reward, and the over-long penalty."""
+    rewards = config.rewards
+    if "environment_reward" in batch:
+        parts["reward/environment"] = batch["environment_reward"]
+        weights["reward/environment"] = rewards.environment_weight
+    too_long = over_long_part(batch, config)
+    if too_long is not None:
+        parts["reward/over_long"], weights["reward/over_long"] = too_long, rewards.over_long.weight
 
 
 def function_scores(functions: RewardFunctions, batch: Rollouts) -> RewardScores:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from configs.schema import RunConfig
 from pipeline.advantages import compute_advantages
 from pipeline.balance import mini_batches, partition_by_tokens
 from pipeline.cursor import batch_rows
@@ -22,6 +23,7 @@ from pipeline.rollouts import Array, Rollouts, concat, in_loss
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
 from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine, samples_per_prompt
+from workers.pretraining import pretraining_steps
 from workers.process_group import PoolGroup, gather_to_first
 from workers.rank_context import RankContext
 from workers.scoring import ScoredRows, score_rewards
@@ -68,7 +70,7 @@ def column_stage(
 @stage_method("actor.generate_sequences")
 def generate_sequences(context: RankContext, request: StageRequest) -> StageOutput:
     """Generation with the newest weights; a prompt's samples stay on one rank."""
-    _check_version(context, request)
+    check_version(context, request)
     transition = prepare_engines(context)
     source = context.prompts
     config = context.config
@@ -140,7 +142,7 @@ def _load(context: RankContext, request: StageRequest, source: Any) -> StageOutp
 @stage_method("actor.compute_log_prob", "reference.compute_log_prob")
 def compute_log_prob(context: RankContext, request: StageRequest) -> StageOutput:
     """One forward pass of the actor (`log_probs`, `entropy`) or the reference (`ref_log_probs`)."""
-    _check_version(context, request)
+    check_version(context, request)
     model = context.model(request.role)
 
     def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -168,7 +170,7 @@ def _rollout_gap(context: RankContext, request: StageRequest, columns: Rollouts)
 @stage_method("critic.compute_values")
 def compute_values(context: RankContext, request: StageRequest) -> StageOutput:
     """One forward pass of the critic."""
-    _check_version(context, request)
+    check_version(context, request)
     model = context.model("critic")
     return column_stage(context, request, lambda batch: (dict(model.compute_values(batch)), {}))
 
@@ -176,18 +178,23 @@ def compute_values(context: RankContext, request: StageRequest) -> StageOutput:
 @stage_method("reward.compute_reward")
 def compute_reward(context: RankContext, request: StageRequest) -> StageOutput:
     """The reward model's score and the reward functions, weighted; every part is a column."""
+    return score_stage(context, request, "reward")
+
+
+def score_stage(context: RankContext, request: StageRequest, role: str) -> StageOutput:
+    """Rewards or costs of the rows, and their metrics; collective."""
     scored: list[ScoredRows] = []
 
     def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
-        scored.append(score_rewards(context, batch))
+        scored.append(score_rewards(context, batch, role))
         return {}, dict(scored[-1].columns)
 
     output = column_stage(context, request, compute)
-    failures = failure_metrics(scored[-1], context.group)
+    failures = failure_metrics(scored[-1], context.group, role=role)
     if output.columns is None:
         return output
     return StageOutput(
-        columns=output.columns, num_rows=output.num_rows, metrics={**reward_metrics(output.columns), **failures}
+        columns=output.columns, num_rows=output.num_rows, metrics={**reward_metrics(output.columns, role), **failures}
     )
 
 
@@ -198,18 +205,19 @@ def failure_metrics(scored: ScoredRows, group: PoolGroup, *, role: str = "reward
     return dict(zip(names, map(float, sum_over_ranks(counts, group)), strict=True))
 
 
-def reward_metrics(columns: Rollouts) -> dict[str, float]:
+def reward_metrics(columns: Rollouts, role: str = "reward") -> dict[str, float]:
     """Means of the parts over the rows that are kept (NaN entries aside), and how many rows are not."""
-    dropped = columns["reward_dropped"].astype(bool)
-    metrics = {"reward_dropped_samples": float(dropped.sum())}
+    marker = f"{role}_dropped"
+    dropped = columns[marker].astype(bool)
+    metrics = {f"{marker}_samples": float(dropped.sum())}
     for name, column in columns.sample_columns.items():
         values = column[~dropped & ~np.isnan(column.astype(np.float64))]
-        if name != "reward_dropped" and len(values):
+        if name != marker and len(values):
             metrics[f"{name}_mean"] = float(values.mean())
     return metrics
 
 
-@stage_method("actor.compute_advantages")
+@stage_method("actor.compute_advantages", "actor.compute_safe_advantages")
 def advantages(context: RankContext, request: StageRequest) -> StageOutput:
     """Numeric work on one rank, beside the columns (`pipeline.advantages`); dropped groups get 0."""
     if context.group.rank != 0:
@@ -218,7 +226,7 @@ def advantages(context: RankContext, request: StageRequest) -> StageOutput:
     rows = kept_rows(batch)
     result = compute_advantages(
         batch if len(rows) == batch.num_rows else batch.select(rows),
-        context.config,
+        with_multiplier(context.config, request.arguments.get("cost_multiplier")),
         kl_coef=float(request.arguments["kl_coef"]),
         estimator=request.arguments["estimator"],
     )
@@ -248,7 +256,7 @@ def with_baseline(context: RankContext, request: StageRequest, batch: Rollouts) 
 @stage_method("actor.evaluate")
 def evaluate_policy(context: RankContext, request: StageRequest) -> StageOutput:
     """Held-out prompts, scored as in training; collective."""
-    _check_version(context, request)
+    check_version(context, request)
     prepare_engines(context)
     metrics = evaluate_prompts(context, request)
     context.engines.sleep()
@@ -258,20 +266,49 @@ def evaluate_policy(context: RankContext, request: StageRequest) -> StageOutput:
 @stage_method("reward.evaluate")
 def evaluate_reward(context: RankContext, request: StageRequest) -> StageOutput:
     """Accuracy on held-out pairs; collective."""
-    _check_version(context, request)
+    check_version(context, request)
     return StageOutput(metrics=evaluate_pairs(context, request))
 
 
-@stage_method("actor.update_actor", "critic.update_critic", "reward.update_reward")
+@stage_method("actor.update_actor", "critic.update_critic", "cost_critic.update_critic", "reward.update_reward")
 def update(context: RankContext, request: StageRequest) -> StageOutput:
     """Mini-batches over the rollouts: forward, backward and optimizer steps. One version further."""
-    _check_version(context, request)
+    check_version(context, request)
     model = context.model(request.role)
     batch = in_loss(without_dropped(context.plane.get(request.rollouts, request.reads)))
+    if request.role == "cost_critic":
+        batch = batch.with_columns(token={"values": batch["cost_values"], "returns": batch["cost_returns"]})
     seed = seed_of(context.config.seed, "update", request.key.iteration)
     parts = my_mini_batches(context, batch, request, seed)
-    metrics = model.update(parts, request.arguments["loss"], seed=seed, kl_coef=request.arguments.get("kl_coef"))
+    metrics = model.update(
+        parts,
+        request.arguments["loss"],
+        seed=seed,
+        kl_coef=request.arguments.get("kl_coef"),
+        pretraining=my_pretraining(context, request, len(parts), seed),
+    )
     return StageOutput(num_rows=batch.num_rows, metrics={f"{request.role}/{k}": v for k, v in metrics.items()})
+
+
+def my_pretraining(context: RankContext, request: StageRequest, num_steps: int, seed: int) -> Sequence[Rollouts]:
+    """This rank's texts of each step; none where the call was given none."""
+    if "pretraining" not in request.others:
+        return ()
+    return pretraining_steps(
+        context.plane.get(request.others["pretraining"], request.also_reads["pretraining"]),
+        num_steps=num_steps,
+        num_epochs=context.config.training.num_epochs,
+        seed=seed,
+        shard=request.shard,
+        num_shards=request.num_shards,
+    )
+
+
+def with_multiplier(config: RunConfig, multiplier: float | None) -> RunConfig:
+    """The configuration with the cost's multiplier of the moment (Safe-RLHF); None: as it is."""
+    if multiplier is None:
+        return config
+    return config.model_copy(update={"safety": config.safety.model_copy(update={"multiplier": multiplier})})
 
 
 def my_mini_batches(context: RankContext, batch: Rollouts, request: StageRequest, seed: int) -> Sequence[Rollouts]:
@@ -291,7 +328,8 @@ def my_mini_batches(context: RankContext, batch: Rollouts, request: StageRequest
     return parts
 
 
-def _check_version(context: RankContext, request: StageRequest) -> None:
+def check_version(context: RankContext, request: StageRequest) -> None:
+    """Raises RuntimeError when the rank holds other weights than the stage needs."""
     if request.weights_version is None:
         return
     if request.role not in context.models and request.spans_pools:

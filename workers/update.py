@@ -9,7 +9,7 @@ collectives never wait for a rank that is done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from pipeline.losses import (
     LossOutput,
     ModelOutputs,
     batch_totals,
+    get_loss,
     loss_weights,
     row_weights,
 )
@@ -58,43 +59,49 @@ class Updater:
     device: torch.device
     sequence_level: bool
 
-    def run(self, mini_batches: Sequence[Rollouts]) -> dict[str, float]:
+    def run(self, mini_batches: Sequence[Rollouts], pretraining: Sequence[Rollouts] = ()) -> dict[str, float]:
         """One optimizer step for each mini-batch (this rank's rows of it, possibly none); collective.
 
-        Returns metrics that are equal on all ranks: loss and the loss function's metrics as means
-        over the steps that had something to learn from, gradient norm, learning rate, counts;
-        packed_tokens: those that the model computed in a step, shared prompts once, over all ranks.
+        pretraining: empty, or this rank's texts of each step. Returns metrics that are equal on all ranks: loss and
+        the loss function's metrics as means over the steps that had something to learn from, gradient norm,
+        learning rate, counts; packed_tokens: those that the model computed in a step, shared prompts once, over
+        all ranks; those of the texts begin with `pretraining_`, and are no part of `loss`.
         """
-        cuts = [self._cut(batch) for batch in mini_batches]
-        counts = self._gather_counts(mini_batches, cuts)
-        sums: dict[str, Tensor] = {}
+        terms = [Term(self, mini_batches)]
+        if pretraining:
+            coef = self.config.loss.pretraining_coef
+            terms.append(Term(self.for_pretraining(), pretraining, name="pretraining_", coef=coef))
         reports = []
-        for batch, cut, of_ranks in zip(mini_batches, cuts, counts, strict=True):
-            tokens, sequences, groups = (int(n) for n in of_ranks[:, :3].sum(axis=0))
-            totals = BatchTotals(tokens=tokens, sequences=sequences, groups=groups)
-            number = int(of_ranks[:, 3].max())
-            for micro in padded(batch, cut, number):
-                self._accumulate(micro, totals, sums)
-            reports.append(self.optimizer.step(empty=self._nothing_in(totals)))
-        return {**self._global_means(sums, reports), **_step_metrics(reports, counts)}
+        for step in range(len(mini_batches)):
+            for term in terms:
+                term.accumulate(step)
+            reports.append(self.optimizer.step(empty=all(term.is_empty(step) for term in terms)))
+        means = [{f"{term.name}{metric}": value for metric, value in term.means().items()} for term in terms]
+        return {**{k: v for of_term in means for k, v in of_term.items()}, **_step_metrics(reports, terms[0].counts)}
 
-    def _cut(self, batch: Rollouts) -> list[MicroBatch]:
+    def for_pretraining(self) -> Updater:
+        """The same model under the likelihood of texts: a mean over their tokens, whatever the policy's aggregation."""
+        aggregation = self.config.loss.model_copy(update={"aggregation": "token_mean", "entropy_coef": 0.0})
+        config = self.config.model_copy(update={"loss": aggregation})
+        return replace(self, loss=get_loss("sft"), config=config, sequence_level=False)
+
+    def cut(self, batch: Rollouts) -> list[MicroBatch]:
         return cut_micro_batches(batch, self.config, split_groups=not self.sequence_level)
 
-    def _gather_counts(self, batches: Sequence[Rollouts], cuts: Sequence[Sequence[MicroBatch]]) -> np.ndarray:
+    def gather_counts(self, batches: Sequence[Rollouts], cuts: Sequence[Sequence[MicroBatch]]) -> np.ndarray:
         """int64 [steps, ranks, 4]: tokens, sequences, groups, micro-batches."""
         totals = [batch_totals(batch) for batch in batches]
         mine = [[t.tokens, t.sequences, t.groups, len(c)] for t, c in zip(totals, cuts, strict=True)]
         return gather(np.array(mine, dtype=np.int64).reshape(-1, 4), self.mesh, self.device).transpose(1, 0, 2)
 
-    def _accumulate(self, micro: MicroBatch, totals: BatchTotals, sums: dict[str, Tensor]) -> None:
-        """Forward and backward of one micro-batch; adds its part of the loss and the metrics."""
+    def accumulate(self, micro: MicroBatch, totals: BatchTotals, sums: dict[str, Tensor], coef: float) -> None:
+        """Forward and backward of one micro-batch, its gradient times coef; adds its part of the metrics."""
         batch = micro.rollouts
         packed = pack(batch, share_prompts=self.config.training.share_prompts, device=self.device)
         weights = self._weights(micro, totals)
         output = self.loss(self._outputs(packed, batch), self._loss_batch(batch, weights), self.config)
         loss = (output.loss * weights).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss * coef if coef != 1 else loss).backward()  # type: ignore[no-untyped-call]
         self._add_metrics(sums, output, loss.detach(), batch, weights, totals)
         # Also 0 is counted: the sums of all ranks are added, and must be as many on a rank without rows.
         computed = torch.tensor(float(packed.token_ids.numel() if len(micro.rows) else 0), device=self.device)
@@ -147,17 +154,48 @@ class Updater:
         for name, part in {"loss": loss, **parts}.items():
             sums[name] = sums[name] + part if name in sums else part
 
-    def _nothing_in(self, totals: BatchTotals) -> bool:
+    def nothing_in(self, totals: BatchTotals) -> bool:
+        """Whether a step with these counts has nothing to learn from."""
         return (totals.groups if self.sequence_level else totals.tokens) == 0
 
-    def _global_means(self, sums: Mapping[str, Tensor], reports: Sequence[StepReport]) -> dict[str, float]:
+    def global_means(self, sums: Mapping[str, Tensor], num_steps: int) -> dict[str, float]:
+        """The sums over all ranks, by step (collective)."""
         if not sums:
             return {}
         stacked = torch.stack([sums[name].double() for name in sums])
         if self.mesh.size() > 1:
             dist.all_reduce(stacked, group=self.mesh.get_group())
-        steps = max(1, sum(not report.empty for report in reports))
-        return {name: float(total) / steps for name, total in zip(sums, stacked, strict=True)}
+        return {name: float(total) / max(1, num_steps) for name, total in zip(sums, stacked, strict=True)}
+
+
+class Term:
+    """One of the losses that a step adds up: its rows of every step, cut, and counted over all ranks (collective).
+
+    counts: int64 [steps, ranks, 4], see `Updater.gather_counts`.
+    """
+
+    def __init__(self, updater: Updater, batches: Sequence[Rollouts], *, name: str = "", coef: float = 1.0) -> None:
+        self.updater, self.batches, self.name, self.coef = updater, batches, name, coef
+        self.cuts = [updater.cut(batch) for batch in batches]
+        self.counts = updater.gather_counts(batches, self.cuts)
+        self.sums: dict[str, Tensor] = {}
+
+    def totals(self, step: int) -> BatchTotals:
+        tokens, sequences, groups = (int(n) for n in self.counts[step][:, :3].sum(axis=0))
+        return BatchTotals(tokens=tokens, sequences=sequences, groups=groups)
+
+    def is_empty(self, step: int) -> bool:
+        return self.updater.nothing_in(self.totals(step))
+
+    def accumulate(self, step: int) -> None:
+        """Gradients of the step's rows, as many passes on every rank (collective)."""
+        number = int(self.counts[step][:, 3].max())
+        for micro in padded(self.batches[step], self.cuts[step], number):
+            self.updater.accumulate(micro, self.totals(step), self.sums, self.coef)
+
+    def means(self) -> dict[str, float]:
+        """Metrics as means over the steps that are not empty (collective)."""
+        return self.updater.global_means(self.sums, sum(not self.is_empty(step) for step in range(len(self.batches))))
 
 
 def loss_temperature(batch: Rollouts, config: RunConfig) -> float:

@@ -10,6 +10,7 @@ from pipeline.advantages.estimators import discounted_gae, gae, reinforce_pp, wh
 from pipeline.advantages.group_estimators import best_of_n, group, reinforce_pp_baseline, rloo
 from pipeline.advantages.groups import Groups, checked_groups
 from pipeline.advantages.remax import remax
+from pipeline.advantages.safe_rlhf import safe_gae
 from pipeline.advantages.tokens import ESTIMATORS, Estimate, Estimator, ResponseTokens, register_estimator
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "reinforce_pp_baseline",
     "remax",
     "rloo",
+    "safe_gae",
     "whitened",
 ]

@@ -36,7 +36,12 @@ def compute_advantages(
     estimate = ESTIMATORS.get(_estimator_name(config, estimator))(tokens, config)
     kept = tokens.counted_tokens if estimate.kept is None else (counted & estimate.kept)[tokens.rows]
     advantages = np.where(kept, estimate.advantages, 0.0)
-    columns = {"token_rewards": tokens.rewards, "advantages": advantages, "returns": estimate.returns}
+    columns = {
+        "token_rewards": tokens.rewards,
+        "advantages": advantages,
+        "returns": estimate.returns,
+        **estimate.columns,
+    }
     metrics = {
         **_mean_std("reward", rollouts["reward"].astype(np.float64)),
         **_mean_std("advantage", advantages[kept]),

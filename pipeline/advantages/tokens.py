@@ -54,12 +54,16 @@ class ResponseTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """advantages, returns: float64 [N], of the response tokens. kept: bool [B], rows to learn from; None: all."""
+    """advantages, returns: float64 [N], of the response tokens. kept: bool [B], rows to learn from; None: all.
+
+    columns: float64 [N], further token columns to store, where the call's row in the table names them.
+    """
 
     advantages: Array
     returns: Array
     metrics: Mapping[str, float] = field(default_factory=dict)
     kept: Array | None = None
+    columns: Mapping[str, Array] = field(default_factory=dict)
 
 
 Estimator = Callable[[ResponseTokens, RunConfig], Estimate]

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from configs.loader import apply_overrides
 from configs.schema import RunConfig
 from flows.run import RunSummary, session
 from pipeline.trace import trace
+from storage.checkpoints import CheckpointStore
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from tests.flows.scorers import vowel_cost
 from tests.flows.tiny_runs import ppo_config, write_inputs
+from tests.models import tiny_model_dir
 
 
 def configurations(folder: Path) -> dict[str, RunConfig]:
     """One small run of each algorithm."""
     inputs = write_inputs(folder)
+    texts = folder / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("plain words", "more of them", "x")))
+    cost = str(tiny_model_dir(folder, "llama", scalar=True, seed=3))
+    scorers = str(Path(__file__).with_name("scorers.py"))
+    safe = {
+        "algorithm": "safe_rlhf",
+        "cost": {"path": cost},
+        "costs": {"functions": [{"path": f"{scorers}:vowel_cost"}], "model_weight": 0.5},
+        "safety": {"cost_limit": 0.1, "multiplier_lr": 0.5},
+        "data": {"pretraining": {"path": str(texts)}, "pretraining_batch_size": 3},
+    }
     return {
+        "safe_rlhf": ppo_config(inputs, name="safe", **safe),
+        "one_critic": ppo_config(inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}}),
         "remax": ppo_config(inputs, name="remax", algorithm="remax", kl={"coef": 0.01}),
     }
 
@@ -34,7 +53,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -
     async def everything() -> dict[str, RunSummary]:
         first = next(iter(configs.values()))
         async with session(first, parent=folder, num_workers=2, quiet=True) as open_session:
-            return {name: await open_session.run(config) for name, config in configs.items()}
+            done = {name: await open_session.run(config) for name, config in configs.items()}
+            directory = RunDirectory.open(done["safe_rlhf"].run_dir)
+            longer = apply_overrides(directory.config(), ["training.num_iterations=3"])
+            return {**done, "resumed": await open_session.resume(directory, longer)}
 
     return asyncio.run(everything())
 
@@ -43,7 +65,7 @@ def named(row_set: str, columns: set[str]) -> set[str]:
     return {f"{row_set}/{column}" if row_set else column for column in columns}
 
 
-ALGORITHMS = ("remax",)
+ALGORITHMS = ("remax", "safe_rlhf", "one_critic")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -74,3 +96,44 @@ def test_remax_subtracts_the_reward_of_the_greedy_response(finished: dict[str, R
     assert rows[1]["greedy/reward_mean"] == pytest.approx(float(greedy["reward"].mean()))
     assert rows[1]["baseline_mean"] == pytest.approx(float(greedy["reward"].mean()))
     assert rows[1]["reward_mean"] == pytest.approx(float(batch["reward"].mean()))
+
+
+def test_the_multiplier_follows_the_mean_cost_and_is_in_the_checkpoint(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["safe_rlhf"].run_dir)
+    store, rows = RolloutStore(directory.rollouts), read_metrics(directory.metrics)
+    log_multiplier = 0.0
+    for iteration in (0, 1):
+        cost = float(store.read(iteration, columns=["cost"])["cost"].mean())
+        assert rows[iteration]["cost_mean"] == pytest.approx(cost)
+        assert rows[iteration]["cost_multiplier"] == pytest.approx(math.exp(log_multiplier))
+        log_multiplier += 0.5 * math.exp(log_multiplier) * (cost - 0.1)
+        checkpoint = next(c for c in CheckpointStore(directory.checkpoints).committed() if c.step == iteration + 1)
+        assert checkpoint.state["log_cost_multiplier"] == pytest.approx(log_multiplier)
+    assert rows[1]["cost_multiplier"] != 1.0
+
+
+def test_costs_are_the_models_score_and_the_functions(finished: dict[str, RunSummary]) -> None:
+    batch = RolloutStore(RunDirectory.open(finished["safe_rlhf"].run_dir).rollouts).read(1)
+    for row in range(batch.num_rows):
+        assert batch["cost/vowel_cost"][row] == pytest.approx(vowel_cost("", batch["text"][row], None))
+    assert np.allclose(batch["cost"], 0.5 * batch["cost/model"] + batch["cost/vowel_cost"], atol=1e-6)
+
+
+def test_the_pretraining_loss_is_learnt_beside_the_policy(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["safe_rlhf"].run_dir)
+    texts = RolloutStore(directory.rollouts).read(1, row_set="pretraining")
+    assert texts.num_rows == 3 and set(texts["text"]) == {"plain words", "more of them", "x"}
+    row = read_metrics(directory.metrics)[1]
+    assert (
+        row["actor/pretraining_nll"] == pytest.approx(row["actor/pretraining_loss"])
+        and row["actor/pretraining_nll"] > 0
+    )
+    assert row["pretraining/tokens"] == texts.num_tokens
+
+
+def test_a_resumed_run_goes_on_with_the_multiplier(finished: dict[str, RunSummary]) -> None:
+    """The third iteration, made by a resume, has the multiplier that the second one left."""
+    rows = read_metrics(RunDirectory.open(finished["resumed"].run_dir).metrics)
+    assert finished["resumed"].iterations == 3
+    expected = math.log(rows[1]["cost_multiplier"]) + 0.5 * rows[1]["cost_multiplier"] * (rows[1]["cost_mean"] - 0.1)
+    assert math.log(rows[2]["cost_multiplier"]) == pytest.approx(expected)
