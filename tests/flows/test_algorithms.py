@@ -22,6 +22,8 @@ from tests.flows.scorers import vowel_cost
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.models import tiny_model_dir
 
+ONE = {"num_iterations": 1}
+
 
 def configurations(folder: Path) -> dict[str, RunConfig]:
     """One small run of each algorithm."""
@@ -39,8 +41,10 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
     }
     return {
         "safe_rlhf": ppo_config(inputs, name="safe", **safe),
-        "one_critic": ppo_config(inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}}),
-        "remax": ppo_config(inputs, name="remax", algorithm="remax", kl={"coef": 0.01}),
+        "one_critic": ppo_config(
+            inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}, "training": ONE}
+        ),
+        "remax": ppo_config(inputs, name="remax", algorithm="remax", training=ONE, kl={"coef": 0.01}),
     }
 
 
@@ -73,7 +77,7 @@ def test_what_ran_is_what_was_traced(finished: dict[str, RunSummary], algorithm:
     directory = RunDirectory.open(finished[algorithm].run_dir)
     assert finished[algorithm].status == "completed"
     expected = {call.stage: call for call in trace(directory.config())}
-    stages = RolloutStore(directory.rollouts).stages(1)
+    stages = RolloutStore(directory.rollouts).stages(0)
     assert {name for name in stages if "evaluate" not in name} == set(expected)
     for name, call in expected.items():
         record = stages[name]
@@ -84,7 +88,7 @@ def test_what_ran_is_what_was_traced(finished: dict[str, RunSummary], algorithm:
 def test_remax_subtracts_the_reward_of_the_greedy_response(finished: dict[str, RunSummary]) -> None:
     directory = RunDirectory.open(finished["remax"].run_dir)
     store = RolloutStore(directory.rollouts)
-    batch, greedy = store.read(1), store.read(1, row_set="greedy")
+    batch, greedy = store.read(0), store.read(0, row_set="greedy")
     assert greedy["group"].tolist() == sorted(set(batch["group"].tolist())), "one greedy response a prompt"
     baseline = dict(zip(greedy["group"].tolist(), greedy["reward"].tolist(), strict=True))
     for row in range(batch.num_rows):
@@ -93,9 +97,9 @@ def test_remax_subtracts_the_reward_of_the_greedy_response(finished: dict[str, R
         expected = following - baseline[int(batch["group"][row])]
         assert np.allclose(batch["advantages"][tokens], expected, atol=1e-5)
     rows = read_metrics(directory.metrics)
-    assert rows[1]["greedy/reward_mean"] == pytest.approx(float(greedy["reward"].mean()))
-    assert rows[1]["baseline_mean"] == pytest.approx(float(greedy["reward"].mean()))
-    assert rows[1]["reward_mean"] == pytest.approx(float(batch["reward"].mean()))
+    assert rows[0]["greedy/reward_mean"] == pytest.approx(float(greedy["reward"].mean()))
+    assert rows[0]["baseline_mean"] == pytest.approx(float(greedy["reward"].mean()))
+    assert rows[0]["reward_mean"] == pytest.approx(float(batch["reward"].mean()))
 
 
 def test_the_multiplier_follows_the_mean_cost_and_is_in_the_checkpoint(finished: dict[str, RunSummary]) -> None:

@@ -29,7 +29,7 @@ def scores_for(rollouts: Rollouts, seed: int) -> Rollouts:
     random = np.random.default_rng(seed)
     return Rollouts(
         offsets=rollouts.offsets,
-        token_columns={"cost_values": random.normal(size=rollouts.num_tokens).astype(np.float32)},
+        token_columns={"judge_values": random.normal(size=rollouts.num_tokens).astype(np.float32)},
         sample_columns={"cost": random.normal(size=rollouts.num_rows).astype(np.float32)},
     )
 

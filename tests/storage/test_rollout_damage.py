@@ -124,7 +124,7 @@ def test_a_full_disk_stops_with_nothing_committed_lost(
     assert_same(store.read(0), batch)
     manifest = store.write(0, "cost", scores_for(batch, 1), new_rows=False, attempt="2")
     store.commit(0, manifest, kind="column", arguments={}, metrics={})
-    assert_same(store.read(0, columns=["cost", "cost_values"]), scores_for(batch, 1))
+    assert_same(store.read(0, columns=["cost", "judge_values"]), scores_for(batch, 1))
 
 
 def flip(data: bytes, draw: random.Random) -> bytes:
