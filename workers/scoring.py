@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from configs.schema import RunConfig
 from pipeline.over_long import over_long_part
 from pipeline.rollouts import Array, Rollouts
 from workers.process_group import PoolGroup, gather_to_all
