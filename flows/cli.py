@@ -15,6 +15,9 @@ from typing import Annotated
 import typer
 
 from configs.errors import UserError, one_line
+from flows.cli_options import RUNS, Config, Configs, Json, Overrides, Run, Runs
+from flows.cli_options import finish as _finish
+from flows.cli_rollouts import rollouts_app
 from flows.commands.answer import FAILED, OK, STOPPED, USER_ERROR, Answer, deliver
 from workers.envelope import RankError
 
@@ -35,25 +38,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
-rollouts_app = typer.Typer(no_args_is_help=True, help="Look at the rollouts of a run.")
 checkpoints_app = typer.Typer(no_args_is_help=True, help="List and export the checkpoints of a run.")
 app.add_typer(config_app, name="config")
 app.add_typer(rollouts_app, name="rollouts")
 app.add_typer(checkpoints_app, name="checkpoints")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a shipped preset.")]
-Configs = Annotated[list[str], typer.Argument(metavar="CONFIG...", help="YAML files or names of shipped presets.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set actor.optimizer.lr=1e-6. Repeatable."),
-]
-Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run directory, the name of a run (its newest), or `latest`.")
-]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are looked up by name.")]
-
-RUNS = Path("runs")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -98,11 +86,6 @@ def _usage_error(error: Exception, *, given: Sequence[str]) -> int:
 
         print(json.dumps({"error": line, "exit_code": USER_ERROR}))
     return _complain(line)
-
-
-def _finish(code: int) -> None:
-    if code != OK:
-        raise typer.Exit(code)
 
 
 def _print_version(wanted: bool) -> None:
@@ -206,6 +189,28 @@ def evaluate(
 
 
 @app.command()
+def status(run: Run, runs: Runs = RUNS, json: Json = False) -> None:
+    """Say what a run is doing: ranks, models, phases, memory, the last iterations, the expected end."""
+    from flows.commands.status import status as command
+
+    _finish(deliver(lambda: command(run, runs), as_json=json))
+
+
+@app.command()
+def timeline(
+    run: Run,
+    iteration: Annotated[int | None, typer.Option("--iteration", "-i", min=0, help="The last if not given.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Instead of the run's plots/.")] = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Write when each rank ran which stage: a Chrome trace and a picture."""
+    from flows.commands.timeline import timeline as command
+
+    _finish(deliver(lambda: command(run, runs, iteration=iteration, output=output), as_json=json))
+
+
+@app.command()
 def ui(runs: Runs = RUNS, json: Json = False) -> None:
     """Serve the Prefect UI of the runs in a folder until Ctrl-C."""
 
@@ -268,29 +273,6 @@ def config_schema(json: Json = False) -> None:
     from flows.commands import config as commands
 
     _finish(deliver(commands.schema, as_json=json))
-
-
-@rollouts_app.command("ls")
-def rollouts_ls(run: Run, runs: Runs = RUNS, json: Json = False) -> None:
-    """List iterations: committed stages, rows, tokens, mean reward."""
-    from flows.commands import rollouts as commands
-
-    _finish(deliver(lambda: commands.ls(run, runs), as_json=json))
-
-
-@rollouts_app.command("show")
-def rollouts_show(
-    run: Run,
-    iteration: Annotated[int, typer.Option("--iteration", "-i", min=0, help="Which iteration, from 0.")],
-    prompt: Annotated[int | None, typer.Option("--prompt", "-p", help="Only this prompt, from 0.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="A row for every response token.")] = False,
-    runs: Runs = RUNS,
-    json: Json = False,
-) -> None:
-    """Show samples: text, rewards, and with --json or --tokens every token's columns."""
-    from flows.commands import rollouts as commands
-
-    _finish(deliver(lambda: commands.show(run, runs, iteration=iteration, prompt=prompt, tokens=tokens), as_json=json))
 
 
 @checkpoints_app.command("ls")

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from configs.schema import RunConfig
 from flows.committer import Committer
 from flows.live_view import LiveView
+from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
 from pipeline.coefficients import Coefficients
@@ -48,6 +49,7 @@ class Controller:
         committer: Committer,
         turns: PoolTurns,
         view: LiveView,
+        recorder: RunRecorder,
         stop: StopRequest,
         versions: dict[str, int],
         coefficients: Coefficients,
@@ -55,6 +57,7 @@ class Controller:
         self.run, self.config, self.ranks, self.committer, self.turns = run, config, ranks, committer, turns
         self.view, self.stop, self.versions = view, stop, versions
         self.coefficients = coefficients
+        self.recorder = recorder
         self.outcomes: dict[int, dict[str, StageOutcome]] = {}
         self._records: dict[int, Mapping[str, StageRecord]] = {}
 
@@ -101,7 +104,9 @@ class Controller:
         group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
         self.view.stage_started(spec.key.name)
         started = time.perf_counter()
-        outcome = await group.run(spec, arguments=arguments, weights_version=self.versions.get(spec.call.role))
+        with self.recorder.stage(spec, group.pool):
+            outcome = await group.run(spec, arguments=arguments, weights_version=self.versions.get(spec.call.role))
+            self.recorder.stage_done(spec, group.pool, outcome)
         self.view.stage_finished(spec.key.name, time.perf_counter() - started)
         if spec.call.kind == "state":
             self.versions[spec.call.role] += 1

@@ -16,6 +16,7 @@ from flows.committer import Committer
 from flows.controller import Controller, StopRequested
 from flows.iteration_report import IterationReporter, iteration_metrics
 from flows.live_view import LiveView
+from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import CONTROLLERS, checkpoint_task
 from pipeline.algorithms import get_algorithm
@@ -68,6 +69,7 @@ class RunExecution:
         self.checkpoints = CheckpointStore(directory.checkpoints, keep_last=config.checkpoint.keep_last)
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
         self.committer = Committer(RolloutStore(directory.rollouts))
+        self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
         self.done = 0
         self.last_metrics: dict[str, Any] = {}
         self.ended = asyncio.Event()
@@ -81,7 +83,9 @@ class RunExecution:
         """
         self.stop.handle_again()  # Prefect takes SIGTERM for itself while a flow runs
         try:
-            self.result = await self._execute()
+            with self.recorder.execution():
+                self.result = await self._execute()
+            self.recorder.ended(self.result.status)
             return self.result
         except Exception as error:
             self.error = error
@@ -161,11 +165,13 @@ class RunExecution:
             committer=self.committer,
             turns=PoolTurns(per_pool),
             view=self.view,
+            recorder=self.recorder,
             stop=self.stop,
             versions=versions,
             coefficients=Coefficients.of(self.config, state),
         )
         CONTROLLERS[self.name] = controller
+        self.recorder.ranks_built(ranks, iterations_done=self.done)
         return controller
 
     def _newest_step(self) -> int:
@@ -189,6 +195,7 @@ class RunExecution:
         if controller.ranks.trained and ((iteration + 1) % every == 0 or last):
             await checkpoint_task(self, controller, iteration + 1)
         self.done = iteration + 1
+        self.recorder.iteration_done(self.done)
 
     async def _stages(self, models: Models, iteration: int) -> None:
         prompts = RolloutsHandle(iteration)
@@ -213,7 +220,8 @@ class RunExecution:
         """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
         aside = await asyncio.to_thread(self.checkpoints.begin, step)
-        versions = await controller.ranks.save(aside, sorted(controller.ranks.trained))
+        with self.recorder.checkpoint(step, controller.ranks):
+            versions = await controller.ranks.save(aside, sorted(controller.ranks.trained))
         state = {
             "iteration": step,
             "versions": versions,

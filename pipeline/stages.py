@@ -76,6 +76,8 @@ class StageOutcome:
     from_store: bool = False
     peak_gib: Mapping[int, float] = field(default_factory=dict)
     """By global rank: most memory held in the stage."""
+    spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """By global rank: start and end, seconds since 1970."""
 
 
 class RolloutsHandle:

@@ -25,7 +25,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._drop_torn_line()
+        drop_torn_line(self.path)
         self._iterations = {int(line["iteration"]) for line in read_metrics(self.path) if "iteration" in line}
 
     @property
@@ -46,22 +46,24 @@ class MetricsLog:
         line = json.dumps({"iteration": iteration, **jsonable(metrics)}, allow_nan=False)
         with writing(self.path):
             # A disk that was full may have left half of the line before.
-            self._drop_torn_line()
+            drop_torn_line(self.path)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         self._iterations.add(iteration)
         return True
 
-    def _drop_torn_line(self) -> None:
-        if not self.path.exists():
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line without its end, which a kill or a full disk left."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read(1) in (b"\n", b""):
             return
-        with open(self.path, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read(1) in (b"\n", b""):
-                return
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

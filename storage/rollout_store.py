@@ -54,6 +54,10 @@ class RolloutStore:
         folders = Path(self.root).glob("[0-9]" * 8)
         return sorted(int(folder.name) for folder in folders if load_group(folder) is not None)
 
+    def names(self) -> list[int]:
+        """Iterations that have a `zarr.json`, ascending, none of them opened: committed ones, but for strays."""
+        return sorted(int(path.parent.name) for path in Path(self.root).glob(f"{'[0-9]' * 8}/zarr.json"))
+
     def stages(self, iteration: int) -> dict[str, StageRecord]:
         """Committed stages in the order of their commits; empty when there are none."""
         group = load_group(self.folder(iteration))

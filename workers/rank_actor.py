@@ -87,6 +87,8 @@ class RankReply:
     seconds: float = 0.0
     peak_gib: float | None = None
     """Most memory that the rank held in the stage."""
+    span: tuple[float, float] = (0.0, 0.0)
+    """Start and end, seconds since 1970."""
 
 
 class RankActor:
@@ -130,21 +132,23 @@ class RankActor:
     def run_stage(self, request: StageRequest) -> RankReply:
         """Compute one stage. All ranks of the pool are called, in the pool's one order."""
         context = self._ready(request.incarnation)
-        started = time.perf_counter()
+        started, since = time.perf_counter(), time.time()
         context.use_group(spans_pools=request.spans_pools)
-        self._busy = (request.key.name, time.time())
+        self._busy = (request.key.name, since)
         try:
             output, peak_gib = self._measured(context, request)
             self._publish(request, output)
         finally:
             self._busy = None
+        seconds = time.perf_counter() - started
         return RankReply(
             peak_gib=peak_gib,
+            span=(since, since + seconds),
             holder=context.plane.address if output.columns is not None else None,
             columns=output.columns.columns if output.columns is not None else (),
             num_rows=output.num_rows,
             metrics={f"{request.row_set}/{n}" if request.row_set else n: v for n, v in output.metrics.items()},
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
         )
 
     def _measured(self, context: RankContext, request: StageRequest) -> tuple[StageOutput, float | None]:

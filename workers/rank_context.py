@@ -23,6 +23,7 @@ from workers.device import choose_device
 from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
+from workers.kept_tokenizer import keep_vocabulary
 from workers.pretraining import PretrainingSource
 from workers.process_group import Joined, TCPStore, join
 from workers.prompt_limits import check_prompts
@@ -73,7 +74,9 @@ class RankContext:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return load_tokenizer(self.config)
+        tokenizer = load_tokenizer(self.config)
+        keep_vocabulary(tokenizer, self.run_dir)
+        return tokenizer
 
     @cached_property
     def prompts(self) -> PromptSource:

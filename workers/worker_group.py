@@ -301,6 +301,7 @@ def _outcome(replies: Sequence[RankReply], global_ranks: Sequence[int]) -> Stage
         metrics=metrics,
         seconds=max(reply.seconds for reply in replies),
         peak_gib={g: r.peak_gib for g, r in zip(global_ranks, replies, strict=True) if r.peak_gib is not None},
+        spans={g: r.span for g, r in zip(global_ranks, replies, strict=True)},
     )
 
 

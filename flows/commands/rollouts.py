@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,17 @@ import numpy as np
 
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
-from flows.commands.tables import number, print_table, printable, shorten
+from flows.commands.sample_view import mean_of, show_in_full
+from flows.commands.tables import number, print_table, shorten
+from flows.commands.tokenizers import tokenizer_folders
 from pipeline.dropping import MARKERS, without_dropped
-from pipeline.rollouts import Rollouts
+from pipeline.rollouts import Array, Rollouts
+from storage.records import ArrayRecord, StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from storage.samples import load_samples
+from storage.token_text import TokenTexts
+from storage.where import parse_where
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +31,7 @@ def ls(name_or_path: str, runs: Path) -> Answer:
     """Iterations with their committed stages, rows, tokens and mean reward."""
     run = RunDirectory.resolve(name_or_path, runs)
     store = RolloutStore(run.rollouts)
-    iterations = [_iteration(store, iteration) for iteration in store.iterations()]
+    iterations = [found for iteration in store.names() if (found := _iteration(store, iteration))["stages"]]
     document = {"run": str(run.path), "iterations": iterations}
     return Answer(document=finite(document), show=lambda console: _show_iterations(console, run, iterations))
 
@@ -32,16 +39,28 @@ def ls(name_or_path: str, runs: Path) -> Answer:
 def _iteration(store: RolloutStore, iteration: int) -> dict[str, Any]:
     stages = store.stages(iteration)
     arrays = {array.name: array for record in stages.values() if not record.row_set for array in record.arrays}
-    columns = [name for name in ("reward", "group", *MARKERS) if name in arrays]
-    rewards = without_dropped(store.read(iteration, columns=columns))["reward"] if "reward" in arrays else None
     return {
         "iteration": iteration,
         "rows": arrays["offsets"].count - 1 if "offsets" in arrays else 0,
         "tokens": arrays["token_ids"].count if "token_ids" in arrays else 0,
-        "mean_reward": float(rewards.mean()) if rewards is not None and len(rewards) else None,
+        "mean_reward": _mean_reward(store, iteration, stages, arrays),
         "stages": list(stages),
         "columns": [name for name in arrays if name != "offsets"],
     }
+
+
+def _mean_reward(
+    store: RolloutStore, iteration: int, stages: Mapping[str, StageRecord], arrays: Mapping[str, ArrayRecord]
+) -> float | None:
+    """As the reward's stage has logged it, so that a long run is listed without opening a column; else computed."""
+    if "reward" not in arrays:
+        return None
+    logged = [record.metrics["reward_mean"] for record in stages.values() if "reward_mean" in record.metrics]
+    if logged and logged[0] is not None:
+        return float(logged[0])
+    columns = [name for name in ("reward", "group", *MARKERS) if name in arrays]
+    rewards = without_dropped(store.read(iteration, columns=columns))["reward"]
+    return float(rewards.mean()) if len(rewards) else None
 
 
 def _show_iterations(console: Console, run: RunDirectory, iterations: list[dict[str, Any]]) -> None:
@@ -61,30 +80,47 @@ def _show_iterations(console: Console, run: RunDirectory, iterations: list[dict[
     print_table(console, ("iteration", "rows", "tokens", "mean reward", "committed stages"), rows, num_right=4)
 
 
-def show(name_or_path: str, runs: Path, *, iteration: int, prompt: int | None, tokens: bool) -> Answer:
-    """The samples of an iteration, or of its `prompt`-th prompt (from 0), with every stored column."""
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How samples are shown. color: the token column that colours them."""
+
+    tokens: bool = False
+    color: str | None = None
+    side_by_side: bool = False
+
+    @property
+    def in_full(self) -> bool:
+        return self.tokens or self.side_by_side or self.color is not None
+
+
+def show(name_or_path: str, runs: Path, *, iteration: int, prompt: int | None, where: str | None, look: Look) -> Answer:
+    """The samples of an iteration that match `where`, or of its `prompt`-th prompt (from 0), every stored column."""
+    condition = parse_where(where) if where else None
     run = RunDirectory.resolve(name_or_path, runs)
     store = RolloutStore(run.rollouts)
-    if iteration not in store.iterations():
-        raise UserError(f"--iteration {iteration}: not stored in {run.path}; {_stored(store.iterations())}")
-    prompts = list(_prompts(store.read(iteration)))
+    if not store.stages(iteration):
+        raise UserError(f"--iteration {iteration}: not stored in {run.path}; {_stored(store.names())}")
+    samples = load_samples(store, iteration, None)
+    kept = np.ones(len(samples), bool) if condition is None else condition.rows(samples)
+    # A computed column that colours is kept like a stored one.
+    rollouts = samples.rollouts.with_columns(token={look.color: samples.token(look.color)} if look.color else {})
+    prompts = list(_prompts(rollouts, kept))
     if prompt is not None and not 0 <= prompt < len(prompts):
         raise UserError(f"--prompt {prompt}: iteration {iteration} has prompts 0 to {len(prompts) - 1}")
-    chosen = prompts if prompt is None else [prompts[prompt]]
+    chosen = [entry for entry in (prompts if prompt is None else [prompts[prompt]]) if entry["samples"]]
     document = {"run": str(run.path), "iteration": iteration, "prompts": chosen}
-    show_one = prompt is not None or tokens
-    return Answer(
-        document=finite(document),
-        show=lambda console: _show_prompts(console, chosen, in_full=show_one, tokens=tokens),
-    )
+    if not (look.in_full or prompt is not None):
+        return Answer(document=finite(document), show=lambda console: _show_summary(console, chosen))
+    texts = TokenTexts(tokenizer_folders(run))
+    return Answer(document=finite(document), show=lambda console: show_in_full(console, chosen, look, texts))
 
 
 def _stored(iterations: list[int]) -> str:
     return f"there are {iterations[0]} to {iterations[-1]}" if iterations else "it has none yet"
 
 
-def _prompts(rollouts: Rollouts) -> Iterator[dict[str, Any]]:
-    """Rows of one group as one prompt; columns keep the names that they have in the store."""
+def _prompts(rollouts: Rollouts, kept: Array) -> Iterator[dict[str, Any]]:
+    """Kept rows ([B] bool) of one group as one prompt; columns keep the names that they have in the store."""
     groups = rollouts["group"] if "group" in rollouts else np.arange(rollouts.num_rows)
     starts = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)).tolist()
     ends = [*starts[1:], rollouts.num_rows]
@@ -94,7 +130,7 @@ def _prompts(rollouts: Rollouts) -> Iterator[dict[str, Any]]:
             "prompt": position,
             **{name: first[name] for name in PROMPT_COLUMNS if name in first},
             "prompt_tokens": _prompt_tokens(rollouts, start),
-            "samples": [_without_prompt(_sample(rollouts, row)) for row in range(start, end)],
+            "samples": [_without_prompt(_sample(rollouts, row)) for row in range(start, end) if kept[row]],
         }
 
 
@@ -123,28 +159,10 @@ def _prompt_tokens(rollouts: Rollouts, row: int) -> list[int]:
     return ids
 
 
-def _show_prompts(console: Console, prompts: list[dict[str, Any]], *, in_full: bool, tokens: bool) -> None:
-    if not in_full:
-        rows = [_summary(prompt, sample) for prompt in prompts for sample in prompt["samples"]]
-        header = (
-            "prompt",
-            "row of data",
-            "sample",
-            "tokens",
-            "reward",
-            "advantage",
-            "prompt text",
-            "response",
-        )
-        print_table(console, header, rows, num_right=6)
-        return
-    for prompt in prompts:
-        answer = f"  answer {printable(str(prompt['answer']))}" if prompt.get("answer") else ""
-        head = f"prompt {prompt['prompt']}, row {prompt.get('prompt_id', '?')} of the data{answer}"
-        console.print(f"\n{head}\n{'-' * min(len(head), 80)}", markup=False)
-        console.print(printable(str(prompt.get("prompt_text", prompt["prompt_tokens"]))), markup=False)
-        for sample in prompt["samples"]:
-            _show_sample(console, sample, tokens=tokens)
+def _show_summary(console: Console, prompts: list[dict[str, Any]]) -> None:
+    rows = [_summary(prompt, sample) for prompt in prompts for sample in prompt["samples"]]
+    header = ("prompt", "row of data", "sample", "tokens", "reward", "advantage", "prompt text", "response")
+    print_table(console, header, rows, num_right=6)
 
 
 def _summary(prompt: dict[str, Any], sample: dict[str, Any]) -> tuple[str, ...]:
@@ -154,28 +172,7 @@ def _summary(prompt: dict[str, Any], sample: dict[str, Any]) -> tuple[str, ...]:
         str(sample.get("sample", "")),
         str(len(sample["token_ids"])),
         number(sample.get("reward")),
-        number(_mean(sample.get("advantages"))),
+        number(mean_of(sample.get("advantages"))),
         shorten(str(prompt.get("prompt_text", ""))),
         shorten(str(sample.get("text", ""))),
     )
-
-
-def _mean(values: Any) -> float | None:
-    return None if values is None or not len(values) else float(np.mean(values))
-
-
-def _show_sample(console: Console, sample: dict[str, Any], *, tokens: bool) -> None:
-    parts = [f"{name} {number(value)}" for name, value in sample.items() if name.startswith("reward")]
-    means = [
-        f"mean {name} {number(_mean(sample[name]))}"
-        for name in ("log_probs", "rollout_log_probs", "ref_log_probs", "advantages")
-        if name in sample
-    ]
-    reason = sample.get("finish_reason", "")
-    head = [f"{len(sample['token_ids'])} tokens", *([str(reason)] if reason else []), *parts, *means]
-    console.print(f"\nsample {sample.get('sample', '')}:  {'  '.join(head)}", markup=False, style="bold")
-    console.print(printable(str(sample.get("text", ""))), markup=False)
-    if tokens:
-        columns = {name: v for name, v in sample.items() if isinstance(v, np.ndarray) and v.ndim == 1}
-        rows = [tuple(number(v[t]) for v in columns.values()) for t in range(len(sample["token_ids"]))]
-        print_table(console, tuple(columns), rows, num_right=len(columns))

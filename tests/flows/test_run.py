@@ -15,6 +15,9 @@ from pipeline.trace import trace, trace_async
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from storage.run_status import read_status
+from storage.timeline import read_timeline
+from storage.token_text import TokenTexts
 from tests.flows.ranks import PaddingForbidden
 from tests.flows.tiny_runs import final_weights, largest_difference, ppo_config, write_inputs
 
@@ -149,3 +152,26 @@ async def _task_runs(client: object, flow_run_id: object) -> AsyncIterator[objec
 
     for run in await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))):  # type: ignore[attr-defined]
         yield run
+
+
+def test_the_run_left_its_timeline_status_and_tokenizer(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["all apart"].run_dir)
+    found = {(span.stage, span.pool, span.rank) for span in read_timeline(directory.path, iteration=0)}
+    assert found == {
+        ("critic.update_critic", "b", 1),
+        ("actor.update_actor", "a", 0),
+        ("checkpoint", "a", 0),
+        ("checkpoint", "b", 1),
+    }
+    whole = read_timeline(finished["run"].run_dir)  # type: ignore[arg-type]
+    assert {span.rank for span in whole} == {0, 1} and all(span.end >= span.start > 1.7e9 for span in whole)
+    assert {span.stage for span in whole} == {call.stage for call in trace(directory.config())} | {"checkpoint"}
+    status = read_status(directory.path)
+    assert status is not None and (status.state, status.iterations_done, status.stages) == ("completed", 1, ())
+    assert [(rank.rank, rank.pool, rank.roles) for rank in status.ranks] == [
+        (0, "a", ("actor",)), (1, "b", ("critic",)), (2, "c", ("reference",)), (3, "d", ("reward",)),
+    ]  # fmt: skip
+    batch = RolloutStore(RunDirectory.open(finished["run"].run_dir).rollouts).read(0, columns=["token_ids", "text"])
+    texts = TokenTexts([Path(finished["run"].run_dir)])
+    assert texts.are_known
+    assert batch["text"][0] in "".join(texts.pieces(batch["token_ids"][: batch.lengths[0]].tolist()))

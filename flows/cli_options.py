@@ -1,0 +1,30 @@
+"""Options that several commands share, and how a command ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.answer import OK
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file or the name of a shipped preset.")]
+Configs = Annotated[list[str], typer.Argument(metavar="CONFIG...", help="YAML files or names of shipped presets.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set actor.optimizer.lr=1e-6. Repeatable."),
+]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, the name of a run (its newest), or `latest`.")
+]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are looked up by name.")]
+
+RUNS = Path("runs")
+
+
+def finish(code: int) -> None:
+    """End the command with its exit code."""
+    if code != OK:
+        raise typer.Exit(code)

@@ -1,0 +1,126 @@
+"""rollouts diff: the same prompts in two iterations, of one run or of two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs.errors import UserError
+from flows.commands.answer import Answer, finite
+from flows.commands.tables import number, print_table, printable, shorten
+from pipeline.rollouts import Array
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+from storage.samples import Samples, chosen_iterations, known_columns, load_samples
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMPARED = ("reward", "length")
+READ = ("prompt_id", "prompt_text", "text", "reward")
+
+
+def diff(name_or_path: str, runs: Path, *, first: str, second: str, other: str | None, prompt_id: int | None) -> Answer:
+    """Mean reward and length of every prompt that both iterations have; or one prompt's samples side by side."""
+    run = RunDirectory.resolve(name_or_path, runs)
+    before = _load(run, first, "--first")
+    after = _load(RunDirectory.resolve(other, runs) if other else run, second, "--second")
+    shared = np.intersect1d(before.sample("prompt_id"), after.sample("prompt_id"))
+    if prompt_id is not None:
+        if prompt_id not in shared:
+            raise UserError(f"--prompt-id {prompt_id}: not in both iterations; shared are {_some(shared)}")
+        shared = np.array([prompt_id])
+    prompts = [_compare(before, after, int(prompt), texts=prompt_id is not None) for prompt in shared]
+    prompts.sort(key=lambda prompt: prompt["change"]["reward"] or 0.0)
+    document = {
+        "first": before.iteration,
+        "second": after.iteration,
+        "only_first": len(np.setdiff1d(before.sample("prompt_id"), after.sample("prompt_id"))),
+        "only_second": len(np.setdiff1d(after.sample("prompt_id"), before.sample("prompt_id"))),
+        "prompts": prompts,
+    }
+    return Answer(document=finite(document), show=lambda console: _show(console, document, prompt_id is not None))
+
+
+def _load(run: RunDirectory, iteration: str, option: str) -> Samples:
+    store = RolloutStore(run.rollouts)
+    chosen = chosen_iterations(iteration, store.names(), option=option)
+    if len(chosen) != 1:
+        raise UserError(f"{option} {iteration}: one iteration must stand there, such as 3 or -1")
+    known = known_columns(store, chosen[0])
+    if "prompt_id" not in known:
+        raise UserError(f"iteration {chosen[0]} of {run.path} stores no prompt_id, by which prompts are compared")
+    return load_samples(store, chosen[0], [name for name in READ if name in known])
+
+
+def _some(values: Array) -> str:
+    shown = ", ".join(map(str, values[:10].tolist()))
+    return f"{shown}, ..." if len(values) > 10 else shown or "none"
+
+
+def _compare(before: Samples, after: Samples, prompt: int, *, texts: bool) -> dict[str, Any]:
+    sides = [_side(samples, prompt, texts=texts) for samples in (before, after)]
+    change = {name: None if None in (a := [side["mean"][name] for side in sides]) else a[1] - a[0] for name in COMPARED}
+    return {"prompt_id": prompt, "prompt_text": sides[0]["prompt_text"], "change": change,
+            "first": sides[0], "second": sides[1]}  # fmt: skip
+
+
+def _side(samples: Samples, prompt: int, *, texts: bool) -> dict[str, Any]:
+    rows = np.flatnonzero(samples.sample("prompt_id") == prompt)
+    means = {name: _mean(samples.sample(name)[rows]) if name in samples.known else None for name in COMPARED}
+    prompt_text = str(samples.sample("prompt_text")[rows[0]]) if "prompt_text" in samples.known else ""
+    side: dict[str, Any] = {"samples": len(rows), "mean": means, "prompt_text": prompt_text}
+    if texts:
+        side["rows"] = [
+            {name: samples.sample(name)[row] for name in ("text", "reward", "length") if name in samples.known}
+            for row in rows
+        ]
+    return side
+
+
+def _mean(values: Array) -> float | None:
+    mean = float(np.mean(values)) if len(values) else float("nan")
+    return mean if np.isfinite(mean) else None
+
+
+def _show(console: Console, document: dict[str, Any], texts: bool) -> None:
+    first, second = f"iteration {document['first']}", f"iteration {document['second']}"
+    if texts:
+        prompt = document["prompts"][0]
+        console.print(printable(f"prompt {prompt['prompt_id']}: {prompt['prompt_text']}"), markup=False)
+        sides = [[_cell(row) for row in prompt[side]["rows"]] for side in ("first", "second")]
+        length = max(map(len, sides))
+        columns = [side + [""] * (length - len(side)) for side in sides]
+        print_table(console, (first, second), list(zip(*columns, strict=True)))
+        return
+    rows = [
+        (
+            str(prompt["prompt_id"]),
+            *(number(prompt[side]["mean"]["reward"]) for side in ("first", "second")),
+            number(prompt["change"]["reward"]),
+            *(number(prompt[side]["mean"]["length"]) for side in ("first", "second")),
+            shorten(prompt["prompt_text"]),
+        )
+        for prompt in document["prompts"]
+    ]
+    header = (
+        "prompt_id",
+        f"reward, {first}",
+        f"reward, {second}",
+        "change",
+        "length, first",
+        "length, second",
+        "prompt",
+    )
+    print_table(console, header, rows, num_right=6)
+    console.print(
+        f"{len(rows)} prompts in both, {document['only_first']} only in {first}, "
+        f"{document['only_second']} only in {second}",
+        markup=False,
+    )
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"reward {number(row.get('reward'))}, {row['length']} tokens\n{printable(str(row.get('text', '')))}\n"

@@ -1,0 +1,139 @@
+"""status: what a run is doing, from outside of it; of an ended run, how it ended."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.commands.answer import Answer, finite
+from flows.commands.tables import number, print_table
+from flows.live_view import headline
+from storage.metrics import read_metrics
+from storage.run_directory import RunDirectory
+from storage.run_status import ActiveStage, RunStatus, is_being_run, read_status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LAST = 5
+TIMED = 20
+"""Iterations whose pace is taken for the rest."""
+Metrics = dict[str, Any]
+
+
+def status(name_or_path: str, runs: Path, *, now: float | None = None) -> Answer:
+    """State, ranks, running stages, the last iterations and the expected end.
+
+    A run is `died` when its file says that it goes on and no process holds the run directory.
+    """
+    now = time.time() if now is None else now
+    run = RunDirectory.resolve(name_or_path, runs)
+    said, lines = read_status(run.path), read_metrics(run.metrics)
+    total = run.config().training.num_iterations if said is None else said.iterations_total
+    state = _state(said, is_being_run(run.path))
+    done = max(_logged(lines), said.iterations_done if said else 0)
+    seconds = seconds_per_iteration(lines)
+    going_on = state in ("starting", "running")
+    document = {
+        "run": str(run.path),
+        "state": state,
+        "pid": said.pid if said else None,
+        "host": said.host if said else None,
+        "error": said.error if said else None,
+        "iterations": {"done": done, "total": total},
+        "seconds_per_iteration": seconds,
+        "expected_end": now + (total - done) * seconds if going_on and seconds is not None else None,
+        "last_change": said.updated_at if said else None,
+        "ranks": _ranks(said, now, going_on=going_on),
+        "last_iterations": [{**line, "headline": headline(line)} for line in lines[-LAST:]],
+    }
+    return Answer(document=finite(document), show=lambda console: _show(console, document, now))
+
+
+def _state(said: RunStatus | None, is_locked: bool) -> str:
+    if said is None:
+        return "starting" if is_locked else "not started"
+    if said.state in ("starting", "running") and not is_locked:
+        return "died"
+    return said.state
+
+
+def _logged(lines: list[Metrics]) -> int:
+    return max((int(line["iteration"]) + 1 for line in lines if "iteration" in line), default=0)
+
+
+def seconds_per_iteration(lines: list[Metrics]) -> float | None:
+    """Median time from one iteration's end to the next one's, of the last ones; the only one's own time.
+
+    A pause between two executions of a run is longer than any iteration; the median leaves it out.
+    """
+    ends = [line["ended_at"] for line in lines[-TIMED:] if isinstance(line.get("ended_at"), int | float)]
+    gaps = [after - before for before, after in pairwise(ends) if after > before]
+    if gaps:
+        return float(statistics.median(gaps))
+    alone = [line["time/iteration"] for line in lines if isinstance(line.get("time/iteration"), int | float)]
+    return float(alone[-1]) if alone else None
+
+
+def _ranks(said: RunStatus | None, now: float, *, going_on: bool) -> list[dict[str, Any]]:
+    if said is None:
+        return []
+    active = {rank: stage for stage in said.stages for rank in stage.ranks} if going_on else {}
+    return [
+        {
+            "rank": rank.rank,
+            "pool": rank.pool,
+            "address": rank.address,
+            "models": list(rank.roles),
+            "peak_gib": rank.peak_gib,
+            **_phase(active.get(rank.rank), now),
+        }
+        for rank in said.ranks
+    ]
+
+
+def _phase(stage: ActiveStage | None, now: float) -> dict[str, Any]:
+    if stage is None:
+        return {"model": None, "phase": None, "iteration": None, "seconds": None}
+    return {"model": stage.role, "phase": stage.stage, "iteration": stage.iteration, "seconds": now - stage.since}
+
+
+def _show(console: Console, document: dict[str, Any], now: float) -> None:
+    iterations = document["iterations"]
+    console.print(f"{document['run']}: {document['state']}, {iterations['done']} of {iterations['total']} iterations",
+                  markup=False)  # fmt: skip
+    for line in _sentences(document, now):
+        console.print(line, markup=False, soft_wrap=True)
+    if document["ranks"]:
+        rows = [_row(rank) for rank in document["ranks"]]
+        header = ("rank", "for, s", "peak, GiB", "pool", "phase", "models held", "worker")
+        print_table(console, header, rows, num_right=3)
+    for line in document["last_iterations"]:
+        console.print(f"iteration {line['iteration']}  {line['headline']}", markup=False, soft_wrap=True)
+
+
+def _sentences(document: dict[str, Any], now: float) -> list[str]:
+    lines = []
+    if document["state"] == "died":
+        ago = f"{now - document['last_change']:.0f} s ago" if document["last_change"] else "never"
+        lines.append(f"its process (pid {document['pid']} on {document['host']}) is gone; its last change was {ago}")
+    if document["error"]:
+        lines.append(document["error"])
+    if document["state"] in ("died", "failed", "stopped"):
+        lines.append(f"go on with: hybridflow resume {document['run']}")
+    if document["expected_end"] is not None:
+        end = datetime.fromtimestamp(document["expected_end"]).astimezone()
+        pace = number(document["seconds_per_iteration"])
+        lines.append(f"{pace} s an iteration; expected end {end:%Y-%m-%d %H:%M:%S %Z}")
+    return lines
+
+
+def _row(rank: dict[str, Any]) -> tuple[str, ...]:
+    phase = "idle" if rank["phase"] is None else f"{rank['phase']}[{rank['iteration']}]"
+    seconds = "" if rank["seconds"] is None else f"{rank['seconds']:.1f}"
+    return (str(rank["rank"]), seconds, number(rank["peak_gib"]), rank["pool"], phase, ", ".join(rank["models"]),
+            rank["address"])  # fmt: skip

@@ -1,0 +1,112 @@
+"""status.json: what a run is doing now, for another process to read.
+
+The controller replaces the file as stages begin and end; whether its process still lives is told by the run
+directory's lock, not by the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import writing
+from storage.errors import StorageError
+
+FILE = "status.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedRank:
+    """Which worker a rank is and which models it holds. peak_gib: most memory it held in its last stage."""
+
+    rank: int
+    pool: str
+    address: str
+    roles: tuple[str, ...]
+    peak_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveStage:
+    """A stage that runs. since: seconds since 1970."""
+
+    stage: str
+    iteration: int
+    role: str
+    pool: str
+    ranks: tuple[int, ...]
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """state: starting, running, completed, stopped or failed, as the controller last said. Times: seconds since 1970.
+
+    iterations_done: finished ones, also where their reports are still under way.
+    """
+
+    state: str
+    pid: int
+    host: str
+    started_at: float
+    updated_at: float
+    iterations_total: int
+    iterations_done: int = 0
+    incarnation: int = 0
+    error: str | None = None
+    ranks: tuple[PlacedRank, ...] = ()
+    stages: tuple[ActiveStage, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def with_peaks(self, peaks: Mapping[int, float]) -> RunStatus:
+        ranks = tuple(replace(rank, peak_gib=peaks.get(rank.rank, rank.peak_gib)) for rank in self.ranks)
+        return replace(self, ranks=ranks)
+
+
+@dataclass
+class StatusFile:
+    """Replaces a run's status; not flushed to the disk, since it speaks of the moment only."""
+
+    run_dir: Path
+    _aside: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._aside = self.run_dir / f".{FILE}.{os.getpid()}.tmp"
+
+    def write(self, status: RunStatus) -> None:
+        with writing(self.run_dir / FILE):
+            self._aside.write_text(json.dumps(status.to_json()), encoding="utf-8")
+            os.replace(self._aside, self.run_dir / FILE)
+
+
+def read_status(run_dir: Path) -> RunStatus | None:
+    """What the controller last said; None for a run that never started. Raises StorageError for a damaged file."""
+    path = Path(run_dir) / FILE
+    try:
+        document = json.loads(path.read_bytes())
+        ranks = tuple(PlacedRank(**{**rank, "roles": tuple(rank["roles"])}) for rank in document.pop("ranks"))
+        stages = tuple(ActiveStage(**{**stage, "ranks": tuple(stage["ranks"])}) for stage in document.pop("stages"))
+        return RunStatus(**document, ranks=ranks, stages=stages)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(f"{path} cannot be read ({error}); delete it, a running run writes it again") from error
+
+
+def is_being_run(run_dir: Path) -> bool:
+    """Whether a process of this machine holds the run directory's lock."""
+    try:
+        with open(Path(run_dir) / ".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
