@@ -211,6 +211,26 @@ def timeline(
 
 
 @app.command()
+def report(
+    run: Run,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Instead of RUN/report.html.")] = None,
+    max_iterations: Annotated[
+        int, typer.Option("--max-iterations", min=1, max=1000, help="Take samples of at most so many iterations.")
+    ] = 24,
+    per_iteration: Annotated[int, typer.Option("--samples", min=1, max=1000, help="Samples of each of them.")] = 12,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Write a run as one HTML page: metrics, best and worst samples, token heat-maps, search. Needs no network."""
+    from flows.commands.report import report as command
+
+    def work() -> Answer:
+        return command(run, runs, output=output, max_iterations=max_iterations, per_iteration=per_iteration)
+
+    _finish(deliver(work, as_json=json))
+
+
+@app.command()
 def ui(runs: Runs = RUNS, json: Json = False) -> None:
     """Serve the Prefect UI of the runs in a folder until Ctrl-C."""
 

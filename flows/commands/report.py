@@ -1,0 +1,34 @@
+"""report: a run as one page that any browser opens without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import UserError
+from flows.commands.answer import Answer
+from flows.commands.tokenizers import tokenizer_folders
+from storage.report import collect, default_path
+from storage.report_page import write_page
+from storage.run_directory import RunDirectory
+from storage.token_text import TokenTexts
+
+
+def report(name_or_path: str, runs: Path, *, output: Path | None, max_iterations: int, per_iteration: int) -> Answer:
+    """Write the page (RUN/report.html unless told otherwise)."""
+    run = RunDirectory.resolve(name_or_path, runs)
+    path = output or default_path(run)
+    if path.is_dir():
+        raise UserError(f"--output {path}: is a folder; name a file")
+    data = collect(run, TokenTexts(tokenizer_folders(run)), max_iterations=max_iterations, per_iteration=per_iteration)
+    if not data["iterations"] and not data["samples"]:
+        raise UserError(f"{run.path}: nothing to report, no iteration was logged or stored yet")
+    size = write_page(path, data)
+    document = {
+        "run": str(run.path),
+        "page": str(path),
+        "bytes": size,
+        "iterations": len(data["iterations"]),
+        "samples": len(data["samples"]),
+    }
+    line = f"{path}: {len(data['iterations'])} iterations, {len(data['samples'])} samples, {size / 1e6:.1f} MB"
+    return Answer(document=document, show=lambda console: console.print(line, markup=False, soft_wrap=True))
