@@ -70,13 +70,15 @@ class RunRecorder:
     def stage_done(self, spec: StageSpec, pool: ResourcePool, outcome: StageOutcome) -> None:
         """Put the stage's spans into the timeline and its memory into the status."""
         self._status = self._status.with_peaks(outcome.peak_gib)
+        # A stage may span pools; in the timeline each rank is shown in its own.
+        pools = {rank.rank: rank.pool for rank in self._status.ranks}
         append_spans(
             self._run_dir,
             [
                 Span(
                     iteration=spec.key.iteration,
                     stage=spec.key.stage,
-                    pool=pool.name,
+                    pool=pools.get(rank, pool.name),
                     rank=rank,
                     start=start,
                     end=end,
