@@ -107,7 +107,7 @@ def _short(value: Any) -> float | int | None:
 def _facts(run: RunDirectory, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     config = run.config()
     last = lines[-1] if lines else {}
-    return jsonable(
+    facts: dict[str, Any] = jsonable(
         {
             "algorithm": config.algorithm,
             "model": config.actor.path,
@@ -116,7 +116,8 @@ def _facts(run: RunDirectory, lines: Sequence[Mapping[str, Any]]) -> dict[str, A
             "last reward": last.get("reward_mean"),
             "last KL": last.get("kl"),
         }
-    )  # type: ignore[no-any-return]
+    )
+    return facts
 
 
 def _samples(store: RolloutStore, iteration: int, texts: TokenTexts, count: int) -> list[dict[str, Any]]:
@@ -153,18 +154,17 @@ def _sample(
     prompt = str(samples.sample("prompt_text")[row]) if "prompt_text" in samples.known else ""
     cut = [f"{length - MAX_TOKENS} more tokens"] if length > MAX_TOKENS else []
     cut += [f"{len(prompt) - MAX_CHARACTERS} more characters of the prompt"] if len(prompt) > MAX_CHARACTERS else []
-    document = {
+    return {
         "iteration": samples.iteration,
         "row": row,
         "why": why,
-        "values": {name: samples.sample(name)[row] for name in numbers},
+        "values": {name: jsonable(samples.sample(name)[row]) for name in numbers},
         "prompt": prompt[:MAX_CHARACTERS],
         "text": _response(samples, row, pieces),
         "tokens": pieces,
-        "columns": {name: [_short(value) for value in _rounded(samples.token(name)[kept])] for name in heat},
+        "columns": {name: jsonable(_rounded(samples.token(name)[kept])) for name in heat},
         "cut": ", ".join(cut),
     }
-    return jsonable(document)  # type: ignore[no-any-return]
 
 
 def _response(samples: Samples, row: int, pieces: Sequence[str]) -> str:
