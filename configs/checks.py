@@ -12,7 +12,7 @@ from typing import Literal
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
-from configs.deployment_checks import deployment_problems
+from configs.deployment_checks import checkpoint_problems, deployment_problems
 from configs.errors import ConfigError, first_of, shown
 from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
 from configs.init_checks import init_problems
@@ -330,6 +330,7 @@ CHECKS: tuple[Check, ...] = (
     _resources,
     _engines_apart,
     evaluation_problems,
+    checkpoint_problems,
     deployment_problems,
     machine_problems,
     output_problems,

@@ -63,3 +63,20 @@ def _is_time_zone(name: str) -> bool:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return False
     return True
+
+
+def checkpoint_problems(config: RunConfig) -> Iterator[str]:
+    """A best checkpoint by a metric that no checkpoint would have."""
+    metric, every = config.checkpoint.best_metric, config.evaluation.every
+    if metric is None or not metric.startswith("eval/"):
+        return
+    if every is None:
+        yield (
+            f"checkpoint.best_metric: {shown(metric)} is of the evaluation, and evaluation.every is null; "
+            "set that, or name another metric"
+        )
+    elif config.checkpoint.every % every:
+        yield (
+            f"checkpoint.best_metric: {shown(metric)} is measured every {every} iterations (evaluation.every), so most "
+            f"checkpoints would have none; set checkpoint.every to a multiple of {every}"
+        )

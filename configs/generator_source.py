@@ -8,6 +8,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from configs.python_source import parsed
+
 NAME = re.compile(r"^DATASET_NAME *= *[\"'](\w+)[\"']|register_dataset\(\s*[\"'](\w+)[\"']", re.M)
 
 
@@ -26,7 +28,7 @@ def generators() -> dict[str, Path]:
 
 def generator_options(name: str) -> frozenset[str]:
     """Names of a generator's options; empty: unknown."""
-    tree = ast.parse(generators()[name].read_text(encoding="utf-8"))
+    tree = parsed(generators()[name].read_text(encoding="utf-8"))
     configs = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Config")]
     if len(configs) != 1 or configs[0].bases:
         return frozenset()

@@ -18,6 +18,7 @@ from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import shown, suggestion
 from configs.evaluation import held_out, held_out_key
 from configs.paths import is_folder, is_there, user_path
+from configs.python_source import parsed
 from configs.schema import ModelConfig, Role, RunConfig
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -153,7 +154,7 @@ def _importable(package: str) -> bool:
 
 def _file_problems(key: str, file: Path, function: str) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = parsed(file.read_text(encoding="utf-8"))
     except OSError as error:
         yield f"{key}: {file}: {error.strerror} (looked up from {Path.cwd()}); give the path of a Python file"
         return

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.python_source import parsed
 from configs.schema import RunConfig
 
 
@@ -19,7 +20,7 @@ def plugin_problems(config: RunConfig) -> Iterator[str]:
             yield f"{key}: {name!r} is no module that can be found; write package.module or path/to/file.py"
             continue
         try:
-            ast.parse(file.read_text(encoding="utf-8"))
+            parsed(file.read_text(encoding="utf-8"))
         except OSError as error:
             yield f"{key}: {name}: {error.strerror} (looked up from {Path.cwd()}); give the path of a Python file"
         except (SyntaxError, ValueError) as error:
@@ -35,7 +36,7 @@ def registered_names(config: RunConfig) -> tuple[str, ...]:
 
 def _names_in(file: Path) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = parsed(file.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError):  # `plugin_problems` says it
         return
     for node in ast.walk(tree):

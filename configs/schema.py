@@ -429,6 +429,12 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; the last iteration always has one."""
     keep_last: PositiveInt = 2
     """Older ones are removed, counted on disk."""
+    best_metric: str | None = None
+    """A metric of metrics.jsonl, as `eval/reward_mean`: the checkpoint with the best value stays beyond `keep_last`; null: none does."""
+    best_mode: Literal["max", "min"] = "max"
+    """Whether more or less of `best_metric` is better."""
+    asynchronous: bool = True
+    """Training goes on while a checkpoint is written from a copy in the host's memory (weights and moments, 12 bytes a parameter over all ranks); false: it waits."""
 
 
 class EvaluationConfig(Section):

@@ -10,6 +10,8 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
+from configs.python_source import parsed
+
 AUTO = "models/auto"
 BASE = "PreTrainedConfig"
 
@@ -71,6 +73,6 @@ def _fields(body: ast.ClassDef | None) -> list[str]:
 
 def _parsed(file: Path) -> ast.Module | None:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return parsed(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return None

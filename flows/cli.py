@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -312,13 +312,23 @@ def checkpoints_export(
         str | None,
         typer.Option("--role", help="Which model; actor (reward-model runs: reward) if not given."),
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint that `checkpoint.best_metric` judges best.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option("--dtype", help="bfloat16 halves the files.")
+    ] = "float32",
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
     """Write a model of a checkpoint as a Hugging Face directory."""
     from flows.commands import checkpoints as commands
 
-    _finish(deliver(lambda: commands.export(run, runs, destination, step=step, role=role), as_json=json))
+    _finish(
+        deliver(
+            lambda: commands.export(run, runs, destination, step=step, role=role, best=best, dtype=dtype), as_json=json
+        )
+    )
 
 
 if __name__ == "__main__":

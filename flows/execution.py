@@ -11,7 +11,9 @@ from typing import Any
 
 from distributed import Client
 
+from configs.errors import suggestion
 from configs.schema import RunConfig
+from flows.checkpointing import Checkpointer
 from flows.committer import Committer
 from flows.controller import Controller, StopRequested
 from flows.iteration_report import IterationReporter, iteration_metrics
@@ -27,7 +29,7 @@ from pipeline.placement import needs_model
 from pipeline.stages import RolloutsHandle
 from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles
 from pipeline.turns import PoolTurns
-from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.checkpoints import BEST_METRIC, CheckpointStore
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from workers.rank_actor import RankActor
@@ -66,7 +68,10 @@ class RunExecution:
         self.actor_class = actor_class
         self.config, self.directory, self.client, self.view, self.stop = config, directory, client, view, stop
         self.name = directory.path.name
-        self.checkpoints = CheckpointStore(directory.checkpoints, keep_last=config.checkpoint.keep_last)
+        self.checkpoints = CheckpointStore(
+            directory.checkpoints, keep_last=config.checkpoint.keep_last, best_mode=config.checkpoint.best_mode
+        )
+        self.checkpointer = Checkpointer(self.checkpoints, asynchronous=config.checkpoint.asynchronous)
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
         self.committer = Committer(RolloutStore(directory.rollouts))
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
@@ -130,6 +135,7 @@ class RunExecution:
                 self.view.note(f"{error}; building the ranks again and going on from iteration {newest}")
                 logger.warning("recovery %d: %s", recoveries, error)
                 await self.committer.abandon()
+                await self.checkpointer.abandon()
                 await ranks.restart()
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
@@ -143,10 +149,15 @@ class RunExecution:
             )
         except StopRequested as stopped:
             self.view.note(f"{stopped}; everything computed is committed")
-            await controller.settle()
+            await self._settle(controller)
             return "stopped"
-        await controller.settle()
+        await self._settle(controller)
         return "completed"
+
+    async def _settle(self, controller: Controller) -> None:
+        """Wait until everything that was computed is committed, a checkpoint that is being written too."""
+        await controller.settle()
+        await self.checkpointer.finish()
 
     async def _restore(self, ranks: Ranks, per_pool: dict[str, int]) -> Controller:
         """A controller over ranks that hold the last committed checkpoint, or the initial weights."""
@@ -180,6 +191,7 @@ class RunExecution:
 
     async def _iteration(self, controller: Controller, iteration: int) -> None:
         started = time.perf_counter()
+        await self.checkpointer.check()
         controller.begin_iteration(iteration)
         models = Models(run=self.name, iteration=iteration, config=self.config, execute=controller.issue)
         try:
@@ -216,16 +228,20 @@ class RunExecution:
         else:
             await models.actor.evaluate(prompts, step=step)
 
-    async def save_checkpoint(self, controller: Controller, step: int) -> Checkpoint:
+    async def save_checkpoint(self, controller: Controller, step: int) -> None:
         """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
-        aside = await asyncio.to_thread(self.checkpoints.begin, step)
+        state = {"iteration": step, "seed": self.config.seed, **controller.coefficients.state}
         with self.recorder.checkpoint(step, controller.ranks):
-            versions = await controller.ranks.save(aside, sorted(controller.ranks.trained))
-        state = {
-            "iteration": step,
-            "versions": versions,
-            "seed": self.config.seed,
-            **controller.coefficients.state,
-        }
-        return await asyncio.to_thread(self.checkpoints.commit, step, state)
+            await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})
+
+    def _best_metric(self, step: int) -> dict[str, Any]:
+        """What `checkpoint.best_metric` judges this checkpoint by; None where the iteration has not measured it."""
+        name = self.config.checkpoint.best_metric
+        if name is None:
+            return {}
+        value = self.last_metrics.get(name)
+        if value is None:
+            known = suggestion(name, self.last_metrics)
+            self.view.note(f"checkpoint.best_metric: {name} was not measured in iteration {step - 1}; {known}"[:300])
+        return {BEST_METRIC: {"name": name, "value": value}}

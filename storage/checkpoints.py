@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import google_crc32c
 
@@ -25,6 +26,8 @@ from storage.errors import StorageError
 from storage.jsonable import jsonable
 
 FORMAT_VERSION = 1
+BEST_METRIC = "best_metric"
+"""Key of a checkpoint's state: {name, value} of the metric that it is judged by."""
 MANIFEST = "manifest.json"
 # `.replaced`: an older checkpoint of the step, moved aside while a new one takes its name.
 COMMITTED = re.compile(r"(\d{8,})(\.replaced)?")
@@ -47,10 +50,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run. keep_last: how many committed ones stay on the disk."""
+    """The checkpoints of one run. keep_last: how many committed ones stay on the disk, beside the best one.
+
+    best_mode: which value of the metric in a checkpoint's state is the best, where there are such values.
+    """
 
     root: Path
     keep_last: int = 2
+    best_mode: Literal["max", "min"] = "max"
 
     def begin(self, step: int) -> Path:
         """An empty folder to write the step into; removes what earlier, uncommitted writes left."""
@@ -65,7 +72,7 @@ class CheckpointStore:
         return aside
 
     def commit(self, step: int, state: Mapping[str, Any]) -> Checkpoint:
-        """Make the step's folder a checkpoint, durably, then remove those beyond `keep_last`.
+        """Make the step's folder a checkpoint, durably, then remove those beyond `keep_last`, but for the best one.
 
         A checkpoint of the same step is replaced. Raises StorageError when `begin` was not called or the
         disk refuses, TypeError when the state is not JSON.
@@ -104,6 +111,12 @@ class CheckpointStore:
                 continue
             return checkpoint
         return None
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best value of its metric, the newest of equals; None where none has one."""
+        judged = [(value, c.step, c) for c in self.committed() if (value := metric_value(c)) is not None]
+        sign = 1 if self.best_mode == "max" else -1
+        return max(judged, key=lambda entry: (sign * entry[0], entry[1]))[2] if judged else None
 
     def verify(self, checkpoint: Checkpoint) -> None:
         """Raises StorageError, naming the file, when one is missing, truncated or altered."""
@@ -151,9 +164,10 @@ class CheckpointStore:
                 os.rename(replaced, final)
 
     def _retain(self) -> None:
-        folders = self._folders()
+        folders, best = self._folders(), self.best()
         for step in sorted(folders)[: -self.keep_last]:
-            self._discard(folders[step])
+            if best is None or step != best.step:
+                self._discard(folders[step])
 
     def _discard(self, path: Path) -> None:
         """Remove a checkpoint so that a kill in the middle leaves none that looks whole."""
@@ -162,6 +176,13 @@ class CheckpointStore:
             remove_tree(doomed)
             os.rename(path, doomed)
             remove_tree(doomed)
+
+
+def metric_value(checkpoint: Checkpoint) -> float | None:
+    """The finite value that the checkpoint is judged by; None where it has none."""
+    metric = checkpoint.state.get(BEST_METRIC)
+    value = metric.get("value") if isinstance(metric, Mapping) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _measure(folder: Path) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -22,6 +23,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.errors import UserError
 from configs.schema import ROLES, RunConfig
+from storage.atomic import writing
+from storage.errors import StorageError
 from workers.hf import Kind, empty_model, load_tokenizer, quiet
 from workers.optimizer import Optimizer, Progress
 
@@ -39,10 +42,27 @@ def role_state(parameters: Mapping[str, Tensor], optimizer: Optimizer | None, pr
 
 
 def save_role(path: Path, state: dict[str, Any], model: PreTrainedModel, group: dist.ProcessGroup) -> None:
-    """Write the shards (collective over `group`), and the configuration on its first rank."""
-    if dist.get_rank(group) == 0:
-        save_config(path, model)
-    dcp_save(state, checkpoint_id=path, process_group=group, planner=WithoutEmptyShards())
+    """Write the shards (collective over `group`), and the configuration on its first rank.
+
+    Raises StorageError when a rank cannot write.
+    """
+    try:
+        if dist.get_rank(group) == 0:
+            with writing(path):
+                save_config(path, model)
+        dcp_save(state, checkpoint_id=path, process_group=group, planner=WithoutEmptyShards())
+    except CheckpointException as error:  # no Exception, but what the ranks' writers have met
+        rank, (cause, _) = next(iter(error.failures.items()))
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise StorageError(
+            f"cannot write the checkpoint {path} (rank {rank}: {reason}); free space or mend the permissions, "
+            "then resume: nothing committed is lost"
+        ) from error
+
+
+def host_copy(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors (or shards) copied to the host's memory; later changes do not reach the copy."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 
 class WithoutEmptyShards(DefaultSavePlanner):
@@ -104,9 +124,12 @@ def kind_of(config: PretrainedConfig) -> Kind:
     return "scalar" if any(name.endswith("ForSequenceClassification") for name in names) else "causal_lm"
 
 
-def export_checkpoint(checkpoint_dir: Path | str, role: str, config: RunConfig, dest: Path | str) -> Path:
+def export_checkpoint(
+    checkpoint_dir: Path | str, role: str, config: RunConfig, dest: Path | str, *, dtype: str = "float32"
+) -> Path:
     """Write a committed checkpoint's role as a Hugging Face directory, tokenizer included; returns `dest`.
 
+    dtype: float32 (what was trained) or bfloat16 (half the size, what an inference server computes in anyway).
     Needs neither cluster nor process group. A scalar model loads as AutoModelForSequenceClassification.
     Raises UserError when the checkpoint does not hold the role, or `dest` holds something.
     """
@@ -122,6 +145,7 @@ def export_checkpoint(checkpoint_dir: Path | str, role: str, config: RunConfig, 
         from transformers import GenerationConfig
 
         model.generation_config = GenerationConfig.from_pretrained(source)
+    model.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     with quiet():
         model.save_pretrained(dest)
     load_tokenizer(config).save_pretrained(dest)

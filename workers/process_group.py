@@ -18,11 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PoolGroup:
-    """One rank's membership: `control` moves bytes between hosts' memories (gloo)."""
+    """One rank's membership. control: moves bytes between hosts' memories (gloo)."""
 
     rank: int
     size: int
     control: dist.ProcessGroup
+    writers: dist.ProcessGroup
+    """For the threads that write checkpoints (gloo): their collectives never cross those of the stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,10 @@ def join(
 
 def _control(ranks: range, timeout: timedelta) -> PoolGroup:
     """All ranks of the process group call, members or not."""
-    group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
-    place = dist.get_rank() - ranks.start
-    return PoolGroup(rank=place, size=len(ranks), control=cast("dist.ProcessGroup", group))
+    control, writers = (
+        cast("dist.ProcessGroup", dist.new_group(list(ranks), backend="gloo", timeout=timeout)) for _ in range(2)
+    )
+    return PoolGroup(rank=dist.get_rank() - ranks.start, size=len(ranks), control=control, writers=writers)
 
 
 def gather_to_first(value: T, group: PoolGroup) -> Sequence[T] | None:

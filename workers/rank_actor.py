@@ -103,6 +103,8 @@ class RankActor:
         self._store: TCPStore | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-writer")
         self._writes: dict[StageKey, Future[StageManifest]] = {}
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._saving: Future[Any] | None = None
         self._busy: tuple[str, float] | None = None
 
     @enveloped
@@ -172,10 +174,10 @@ class RankActor:
 
     @enveloped
     def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> dict[str, int]:
-        """Write the roles' shards below `path` (collective); returns their versions."""
+        """Copy the roles' shards and have a thread write them below `path` (collective); returns their versions."""
         context = self._ready(incarnation)
-        for role in roles:
-            context.model(role).save(Path(path) / role)
+        writes = [context.model(role).saving(Path(path) / role, context.group.writers) for role in roles]
+        self._saving = self._saver.submit(lambda: [write() for write in writes])
         return {role: context.model(role).version for role in roles}
 
     @enveloped
@@ -193,6 +195,7 @@ class RankActor:
             self._context.close()
         self._context = None
         self._writer.shutdown(wait=True)
+        self._saver.shutdown(wait=True)
 
     def build(self, spec: RankSpec, plane: DataPlane) -> RankContext:
         """Join the pool and build the roles; another kind of rank builds something else."""
@@ -218,6 +221,14 @@ class RankActor:
                 error=f"writing {key.name}: {error}",
                 error_class="internal" if isinstance(error, ValueError) else "user",
             )
+
+    async def checkpoint_saved(self) -> Envelope:
+        """Wait until the checkpoint that was copied last is on the disk, as far as this rank writes it."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return Envelope()
+        await asyncio.wait([asyncio.wrap_future(saving)])
+        return enveloped(saving.result)()
 
     async def ping(self) -> dict[str, Any]:
         """Answers in milliseconds, also while a stage runs: (stage, seconds so far) and memory."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,7 +21,7 @@ from configs.schema import RunConfig
 from pipeline.losses import get_loss
 from pipeline.rollouts import Array, Rollouts, ranges
 from workers import packed_model
-from workers.checkpoint_io import load_role, role_state, save_role
+from workers.checkpoint_io import host_copy, load_role, role_state, save_role
 from workers.device import compute_dtype
 from workers.optimizer import Optimizer, Progress, local
 from workers.packed_model import PackedCausalLM, PackedModel, PackedScalar
@@ -161,6 +162,14 @@ class RoleModel:
     def save(self, path: Path) -> None:
         """Write weights, optimizer state and counters below `path`, which this makes (collective)."""
         save_role(Path(path), self._state(), self.model.hf, self.mesh.get_group())
+
+    def saving(self, path: Path, group: dist.ProcessGroup) -> Callable[[], None]:
+        """Copy weights, optimizer state and counters to the host; what is returned writes the copy (collective).
+
+        It may run on another thread while training goes on, with a group (gloo) that nothing else uses meanwhile.
+        """
+        state, hf = host_copy(self._state()), self.model.hf
+        return lambda: save_role(path, state, hf, group)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, on any number of ranks, in place (collective)."""

@@ -188,8 +188,17 @@ class Ranks:
             await self._answers([rank.actor.shutdown() for rank in everyone], everyone, 60.0, "shutdown")
 
     async def save(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
-        """Write the roles' weights, optimizers and schedules below `path`; returns their versions."""
+        """Copy the roles' weights, optimizers and schedules, to be written below `path`; returns their versions.
+
+        The ranks may go on with the next stage; `saved` says when all of it is on the disk.
+        """
         return await self._state("save_checkpoint", path, roles)
+
+    async def saved(self) -> None:
+        """Wait until what `save` has copied is on the disk. Raises what a writer has met."""
+        timeout_s = self.config.cluster.call_timeout_s
+        everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
+        await self._answers([rank.actor.checkpoint_saved() for rank in everyone], everyone, timeout_s, "checkpoint")
 
     async def load(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
         """Load what `save` wrote, on any number of ranks; returns the roles' versions."""

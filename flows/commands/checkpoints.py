@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from configs.errors import UserError, shown, suggestion
 from configs.schema import Role
 from flows.commands.answer import Answer, finite
-from flows.commands.tables import print_table
-from storage.checkpoints import Checkpoint, CheckpointStore
+from flows.commands.tables import number, print_table
+from storage.checkpoints import Checkpoint, CheckpointStore, metric_value
 from storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 def ls(name_or_path: str, runs: Path) -> Answer:
     """Committed checkpoints with their step, size and the state saved with them."""
     run = RunDirectory.resolve(name_or_path, runs)
-    rows = [_row(checkpoint) for checkpoint in CheckpointStore(run.checkpoints).committed()]
+    store = _store(run)
+    best = store.best()
+    rows = [
+        {**_row(checkpoint), "best": best is not None and best.step == checkpoint.step}
+        for checkpoint in store.committed()
+    ]
     document = {"run": str(run.path), "checkpoints": rows}
     return Answer(document=finite(document), show=lambda console: _show(console, run, rows))
 
@@ -31,6 +36,7 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "bytes": sum(size for size, _ in checkpoint.files.values()),
         "state": dict(checkpoint.state),
+        "metric": metric_value(checkpoint),
     }
 
 
@@ -38,22 +44,32 @@ def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]]) -> No
     if not rows:
         console.print(f"{run.path}: no committed checkpoint yet", markup=False)
         return
-    cells = [(str(row["step"]), f"{row['bytes'] / 2**20:.1f}", row["path"]) for row in rows]
-    print_table(console, ("step", "MiB", "path"), cells, num_right=2)
+    cells = [(str(row["step"]), f"{row['bytes'] / 2**20:.1f}", number(row["metric"]), row["path"],
+              "best" if row["best"] else "") for row in rows]  # fmt: skip
+    print_table(console, ("step", "MiB", "metric", "path", ""), cells, num_right=3)
 
 
-def export(name_or_path: str, runs: Path, destination: Path, *, step: int | None, role: str | None) -> Answer:
+def export(
+    name_or_path: str,
+    runs: Path,
+    destination: Path,
+    *,
+    step: int | None,
+    role: str | None,
+    best: bool = False,
+    dtype: str = "float32",
+) -> Answer:
     """Write one role of a checkpoint as a Hugging Face directory; no cluster is started."""
     run = RunDirectory.resolve(name_or_path, runs)
     config = run.config()
     chosen = _role(role or ("reward" if config.algorithm == "reward_model" else "actor"))
-    store = CheckpointStore(run.checkpoints)
-    checkpoint = _checkpoint(store, run, step)
+    store = _store(run)
+    checkpoint = _best(store, run) if best else _checkpoint(store, run, step)
     store.verify(checkpoint)
     _require_empty(destination)
     from workers.checkpoint_io import export_checkpoint
 
-    export_checkpoint(checkpoint.path, chosen, config, destination)
+    export_checkpoint(checkpoint.path, chosen, config, destination, dtype=dtype)
     document = {"run": str(run.path), "step": checkpoint.step, "role": chosen, "path": str(destination)}
     text = f"{chosen} of step {checkpoint.step} is in {destination}"
     return Answer(document=document, show=lambda console: console.print(text, markup=False))
@@ -79,6 +95,17 @@ def _require_empty(destination: Path) -> None:
         raise UserError(f"{shown(str(destination))}: cannot be made: {reason}; name another folder") from error
     if not empty:
         raise UserError(f"{destination}: exists and is not an empty folder that can be written to; name another one")
+
+
+def _store(run: RunDirectory) -> CheckpointStore:
+    return CheckpointStore(run.checkpoints, best_mode=run.config().checkpoint.best_mode)
+
+
+def _best(store: CheckpointStore, run: RunDirectory) -> Checkpoint:
+    best = store.best()
+    if best is None:
+        raise UserError(f"--best: no checkpoint of {run.path} has a metric; `checkpoint.best_metric` names one")
+    return best
 
 
 def _checkpoint(store: CheckpointStore, run: RunDirectory, step: int | None) -> Checkpoint:

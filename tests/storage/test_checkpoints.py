@@ -8,6 +8,7 @@ import logging
 import os
 import random
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -138,3 +139,26 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert steps(tmp_path) == [1]
     save_checkpoint(tmp_path, 2, fill=2)
     assert steps(tmp_path) == [1, 2]
+
+
+def judged(root: Path, step: int, value: float | None, mode: Literal["max", "min"]) -> CheckpointStore:
+    store = CheckpointStore(root, keep_last=1, best_mode=mode)
+    store.begin(step)
+    store.commit(step, {"best_metric": {"name": "eval/reward_mean", "value": value}})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("max", [[1], [1, 2], [3], [3, 4], [5]]), ("min", [[1], [2], [2, 3], [2, 4], [2, 5]])]
+)
+def test_the_best_checkpoint_stays(tmp_path: Path, mode: Literal["max", "min"], kept: list[list[int]]) -> None:
+    for step, (value, there) in enumerate(zip((0.5, 0.1, 0.7, None, 0.7), kept, strict=True), start=1):
+        store = judged(tmp_path, step, value, mode)
+        assert steps(tmp_path) == there
+    best = store.best()
+    assert best is not None and best.step == (5 if mode == "max" else 2)
+
+
+def test_without_a_metric_none_is_the_best(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, fill=1)
+    assert judged(tmp_path, 2, float("nan"), "max").best() is None

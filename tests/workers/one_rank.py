@@ -45,7 +45,7 @@ class OneRank:
         self.context = RankContext(
             config=config,
             device=device,
-            group=PoolGroup(rank=0, size=1, control=control),
+            group=PoolGroup(rank=0, size=1, control=control, writers=control),
             mesh=mesh,
             plane=self.plane,
             models={role: RoleModel.build(role, config, mesh, device) for role in roles},

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +133,43 @@ def test_a_run_without_a_fitting_checkpoint_is_one_line(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=problem):
             build("actor", RunConfig.model_validate({"actor": {"path": path}}))
+
+
+def test_what_is_written_is_what_was_copied_not_what_training_made_of_it(tmp_path: Path) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    before = actor.full_state()
+    write = actor.saving(tmp_path / "actor", actor.mesh.get_group())
+    actor.update([ROLLOUTS], "clipped", seed=1)
+    assert max_difference(before, actor.full_state()) > 0
+    write()
+    loaded = build("actor", config)
+    loaded.load(tmp_path / "actor")
+    assert loaded.version == 1 and max_difference(before, loaded.full_state()) == 0
+    for model in (loaded, actor):  # the moments too: the next update is the same
+        model.load(tmp_path / "actor")
+        model.update([ROLLOUTS], "clipped", seed=2)
+    assert max_difference(loaded.full_state(), actor.full_state()) == 0
+
+
+def test_a_writer_that_cannot_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="cannot write .*file.*nothing committed is lost"):
+        actor.saving(tmp_path / "file" / "actor", actor.mesh.get_group())()
+
+
+SERVED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+"""What an inference server needs of a model directory."""
+
+
+def test_an_export_has_what_an_inference_server_reads(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    actor.save(tmp_path / "checkpoint" / "actor")
+    out = export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out", dtype="bfloat16")
+    assert {path.name for path in out.iterdir()} >= set(SERVED)
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118

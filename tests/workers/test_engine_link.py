@@ -43,7 +43,7 @@ def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str
     actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
     control = dist.new_group(backend="gloo")
     assert isinstance(control, dist.ProcessGroup)
-    group = PoolGroup(rank=rank, size=world_size, control=control)
+    group = PoolGroup(rank=rank, size=world_size, control=control, writers=control)
     link = EngineLink(config, actor, group=group, device=torch.device("cpu"), run_dir=Path(folder), rank=rank)
     try:
         link.sync()
@@ -90,7 +90,7 @@ def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str
     actor = RoleModel.build("actor", config, mesh, device) if rank == 0 else None
     control = dist.new_group(backend="gloo")
     assert isinstance(control, dist.ProcessGroup)
-    group = PoolGroup(rank=rank, size=world_size, control=control)
+    group = PoolGroup(rank=rank, size=world_size, control=control, writers=control)
     link = EngineLink(config, actor, group=group, device=device, run_dir=Path(folder), rank=rank, num_sources=1)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=8)
     mine = [GenerateRequest(request_id="a", prompt_tokens=PROMPTS[0], seeds=(0,))] if link.engine else []
