@@ -65,7 +65,7 @@ ALGORITHM_DEFAULTS: dict[str, Tree] = {
     # Yu et al. 2025, arXiv 2503.14476: clip-higher, token mean, groups without variance left out.
     "dapo": {
         "rollout": GROUP_SIZE,
-        "advantage": {"estimator": "group", "normalize_by_std": True},
+        "advantage": {"estimator": "group", "normalize_by_std": True, "filter_groups": True},
         "loss": {"policy": "clipped", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
         "kl": NO_KL,
     },

@@ -137,3 +137,10 @@ def refuses(prompt: str, response: str, answer: Any, *, this: str) -> float:
 
 def short(prompt: str, response: str, answer: Any) -> float:
     return float(len(response) < 12)
+
+
+def fails_on_vowels(prompt: str, response: str, answer: object) -> float:
+    """A reward that is often the same, and at times none."""
+    if any(vowel in response for vowel in "aeiou"):
+        raise ValueError("a vowel")
+    return float(any(character.isdigit() for character in response))
