@@ -12,6 +12,8 @@ from distributed import Client, LocalCluster
 from configs.errors import UserError
 from configs.schema import RunConfig
 
+LOOPBACK = "lo"
+"""The network interface that other hosts do not see."""
 RESOURCE = "rank"
 """Resource label that every worker for a rank carries."""
 
@@ -24,6 +26,9 @@ def local_settings(threads_per_rank: int) -> dict[str, object]:
             "MKL_NUM_THREADS": threads_per_rank,
             "OPENBLAS_NUM_THREADS": threads_per_rank,
             "MALLOC_TRIM_THRESHOLD_": 65536,
+            # torch's collectives would listen on the address of the host's name
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
+            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", LOOPBACK),
             # the working directory never shadows a package of ours
             "PYTHONSAFEPATH": "1",
             "TOKENIZERS_PARALLELISM": "false",

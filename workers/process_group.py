@@ -40,11 +40,14 @@ class Joined:
 
 
 def open_store(worker: Worker) -> TCPStore:
-    """A TCP store on a free port of the address that the Dask worker listens on."""
+    """A TCP store on a free port of the address that the Dask worker listens on, and of no other.
+
+    Left to itself it would listen on every address of the host.
+    """
     host = worker.address.split("://")[-1].rsplit(":", 1)[0].strip("[]")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def join(
