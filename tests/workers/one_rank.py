@@ -16,7 +16,7 @@ from pipeline.rollouts import Rollouts
 from pipeline.stages import ColumnsRef, StageKey
 from tests.workers.reference import single_rank_mesh
 from workers.data_plane import DataPlane
-from workers.process_group import PoolGroup
+from workers.process_group import Joined, PoolGroup
 from workers.rank_actor import StageRequest
 from workers.rank_context import RankContext
 from workers.role_model import RoleModel
@@ -41,11 +41,12 @@ class OneRank:
         mesh, device = single_rank_mesh(), torch.device("cpu")
         control = dist.group.WORLD
         assert control is not None
+        alone = PoolGroup(rank=0, size=1, control=control, writers=control)
         self.plane = InProcessPlane()
         self.context = RankContext(
             config=config,
             device=device,
-            group=PoolGroup(rank=0, size=1, control=control, writers=control),
+            joined=Joined(pool=alone, everyone=alone, mesh_ranks=range(1)),
             mesh=mesh,
             plane=self.plane,
             models={role: RoleModel.build(role, config, mesh, device) for role in roles},
