@@ -35,14 +35,14 @@ function chart(title, names) {
   const values = series.flat().filter((value) => value !== null);
   const low = Math.min(...values), high = Math.max(...values);
   const last = Math.max(data.iterations.length - 1, 1);
-  const x = (place) => 44 + (place / last) * 350;
+  const x = (place) => 60 + (place / last) * 334;
   const y = (value) => 128 - (high > low ? (value - low) / (high - low) : 0.5) * 116;
   const svg = drawing("svg", { viewBox: "0 0 400 150", preserveAspectRatio: "none" });
   for (const [value, at] of [[high, 12], [low, 128]]) {
-    svg.append(drawing("line", { x1: 44, x2: 394, y1: at, y2: at }));
-    svg.append(drawing("text", { x: 40, y: at + 3, "text-anchor": "end" }, number(value)));
+    svg.append(drawing("line", { x1: 60, x2: 394, y1: at, y2: at }));
+    svg.append(drawing("text", { x: 56, y: at + 3, "text-anchor": "end" }, Number(value.toPrecision(3))));
   }
-  svg.append(drawing("text", { x: 44, y: 146 }, number(data.iterations[0])));
+  svg.append(drawing("text", { x: 60, y: 146 }, number(data.iterations[0])));
   svg.append(drawing("text", { x: 394, y: 146, "text-anchor": "end" }, number(data.iterations.at(-1))));
   known.forEach((name, which) => {
     let path = "", pen = false;
@@ -59,7 +59,7 @@ function chart(title, names) {
   });
   svg.addEventListener("mousemove", (event) => {
     const box = svg.getBoundingClientRect();
-    const share = ((event.clientX - box.left) / box.width * 400 - 44) / 350;
+    const share = ((event.clientX - box.left) / box.width * 400 - 60) / 334;
     const place = Math.min(Math.max(Math.round(share * last), 0), data.iterations.length - 1);
     readout.textContent = `iteration ${data.iterations[place]}: ` +
       known.map((name, which) => `${known.length > 1 ? name + " " : ""}${number(series[which][place])}`).join(", ");

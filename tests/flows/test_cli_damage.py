@@ -1,0 +1,104 @@
+"""A damaged run directory: one line that names the place, or the same answer as before. Never a traceback."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from storage.metrics import MetricsLog
+from storage.run_directory import RunDirectory
+from storage.timeline import append_spans
+from tests.flows.stored_run import stored_run
+from tests.flows.test_cli import Capture
+from tests.flows.test_status import spans
+
+COMMANDS = (
+    ["rollouts", "ls", "RUN"],
+    ["rollouts", "show", "RUN", "-i", "1"],
+    ["rollouts", "grep", "RUN", "o", "--where", "mean(advantages) > -2"],
+    ["rollouts", "stats", "RUN", "--by", "iteration"],
+    ["rollouts", "diff", "RUN"],
+    ["rollouts", "export", "RUN", "OUT.jsonl"],
+    ["report", "RUN", "--output", "OUT.html"],
+)
+ROUNDS = 140
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    run = stored_run(tmp_path_factory.mktemp("damage"), iterations=2)
+    for iteration in (0, 1):
+        MetricsLog(run.metrics).append(iteration, {"reward_mean": 0.5, "ended_at": 1.0 + iteration})
+        append_spans(run.path, spans(iteration, 10.0 * iteration))
+    return run
+
+
+def damage(data: bytes, draw: random.Random) -> bytes | None:
+    """The file with a flipped bit, cut, emptied, with other bytes, or (None) gone."""
+    kind = draw.choice(["flip", "flip", "cut", "cut", "empty", "noise", "gone"])
+    if kind == "flip" and data:
+        place = draw.randrange(len(data))
+        return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+    if kind == "noise":
+        return draw.randbytes(draw.randrange(200))
+    return {"cut": data[: len(data) // 2], "gone": None}.get(kind, b"")
+
+
+def answer(args: list[str], run: RunDirectory, out: Path, capsys: Capture) -> tuple[int, str, str]:
+    """Exit code, what was printed and what was written; a traceback is an exception of `main`."""
+    known = {"RUN": str(run.path), "OUT.jsonl": f"{out}.jsonl", "OUT.html": f"{out}.html"}
+    for old in out.parent.glob(f"{out.name}.*"):
+        old.unlink()
+    json = [] if "report" in args or "export" in args else ["--json"]
+    code = main([known.get(arg, arg) for arg in args] + json)
+    printed = capsys.readouterr()
+    written = "".join(path.read_text(encoding="utf-8") for path in sorted(out.parent.glob(f"{out.name}.*")))
+    return code, printed.out + written, printed.err
+
+
+def test_no_damage_to_rollouts_gives_a_traceback_or_a_wrong_number(
+    run: RunDirectory, tmp_path: Path, capsys: Capture
+) -> None:
+    draw = random.Random(5)
+    files = sorted(path for path in run.rollouts.rglob("*") if path.is_file() and path.name != ".commit.lock")
+    whole = {tuple(args): answer(args, run, tmp_path / "out", capsys) for args in COMMANDS}
+    assert all(code == 0 for code, _, _ in whole.values())
+    refused = 0
+    for number in range(ROUNDS):
+        path, args = draw.choice(files), COMMANDS[number % len(COMMANDS)]
+        data = path.read_bytes()
+        changed = damage(data, draw)
+        path.unlink() if changed is None else path.write_bytes(changed)
+        code, out, err = answer(args, run, tmp_path / "out", capsys)
+        path.write_bytes(data)
+        where = f"{args[:2]} after {path.relative_to(run.path)} became {changed!r}"
+        if path.name == "zarr.json" and path.parent.parent == run.rollouts and changed is None:
+            continue  # an iteration without its zarr.json is one that was never committed
+        if code == 0:
+            assert out == whole[tuple(args)][1], where
+            continue
+        refused += 1
+        assert code == 2 and len(err.splitlines()) == 1, f"{where}: {err}"
+        assert str(run.rollouts) in err, f"{where}: {err}"
+    assert refused > ROUNDS // 5
+
+
+def test_damage_to_logs_is_one_line(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:
+    draw = random.Random(6)
+    cases = {
+        run.metrics: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
+        run.path / "timeline.jsonl": (["timeline", "RUN"],),
+        run.config_json: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
+    }
+    for path, commands in cases.items():
+        data = path.read_bytes()
+        for _ in range(8):
+            path.write_bytes(damage(data, draw) or b"\x00\xff{")
+            for args in commands:
+                code, _, err = answer(args, run, tmp_path / "out", capsys)
+                assert code in (0, 2) and len(err.splitlines()) == (code == 2), err
+                assert code == 0 or str(run.path) in err
+        path.write_bytes(data)
