@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,20 @@ from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.models import tiny_model_dir
 
 ONE = {"num_iterations": 1}
+
+DAPO: dict[str, Any] = {
+    "name": "dapo",
+    "algorithm": "dapo",
+    "rollout": {"num_samples": 2, "max_new_tokens": 6, "gap_alarm": 1e-12},
+    "rewards": {
+        "model_weight": 0.0,
+        "functions": [{"path": "tests.workers.reward_examples:fails_on_vowels", "on_error": "zero"}],
+        "over_long": {"buffer": 3, "weight": 0.5},
+    },
+    "advantage": {"filter_groups": True},
+    "kl": {"placement": "loss", "estimator": "k3", "coef": 0.01},
+    "training": {"num_iterations": 2, "num_mini_batches": 1},
+}
 
 
 def configurations(folder: Path) -> dict[str, RunConfig]:
@@ -45,6 +60,7 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
             inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}, "training": ONE}
         ),
         "remax": ppo_config(inputs, name="remax", algorithm="remax", training=ONE, kl={"coef": 0.01}),
+        "dapo": ppo_config(inputs, **DAPO),
     }
 
 
@@ -69,7 +85,7 @@ def named(row_set: str, columns: set[str]) -> set[str]:
     return {f"{row_set}/{column}" if row_set else column for column in columns}
 
 
-ALGORITHMS = ("remax", "safe_rlhf", "one_critic")
+ALGORITHMS = ("remax", "safe_rlhf", "one_critic", "dapo")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -141,3 +157,65 @@ def test_a_resumed_run_goes_on_with_the_multiplier(finished: dict[str, RunSummar
     assert finished["resumed"].iterations == 3
     expected = math.log(rows[1]["cost_multiplier"]) + 0.5 * rows[1]["cost_multiplier"] * (rows[1]["cost_mean"] - 0.1)
     assert math.log(rows[2]["cost_multiplier"]) == pytest.approx(expected)
+
+
+def test_metrics_have_the_values_computed_by_hand_from_the_stored_columns(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["dapo"].run_dir)
+    store = RolloutStore(directory.rollouts)
+    seen = {"reward_errors": 0.0, "filtered_samples": 0.0, "truncated": 0.0, "actor/tokens": 0.0}
+    for iteration, metrics in enumerate(read_metrics(directory.metrics)):
+        seen = {name: total + metrics[name] for name, total in seen.items()}
+        batch = store.read(iteration)
+        rows = [slice(a, b) for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+        kept = [t for row in rows for t in range(row.start, row.stop) if batch["response_mask"][t]]
+        lengths = [int(sum(batch["response_mask"][row])) for row in rows]
+        too_long = [-min(max(length - 3, 0) / 3, 1.0) for length in lengths]
+        failed = [any(v in str(text) for v in "aeiou") for text in batch["text"]]
+        score = [
+            0.0 if f else float(any(c.isdigit() for c in str(t))) for f, t in zip(failed, batch["text"], strict=True)
+        ]
+        reward = [s + 0.5 * p for s, p in zip(score, too_long, strict=True)]
+        assert np.allclose(batch["reward"], reward) and np.allclose(batch["reward/over_long"], too_long)
+        assert metrics["reward_errors"] == sum(failed)
+        assert metrics["reward_mean"] == pytest.approx(float(np.mean(reward)))
+        assert metrics["response_length_mean"] == pytest.approx(sum(lengths) / len(lengths))
+        assert metrics["response_length_max"] == max(lengths)
+        assert metrics["truncated"] == pytest.approx(sum(r == "length" for r in batch["finish_reason"]) / len(rows))
+        same = {
+            g
+            for g in batch["group"].tolist()
+            if len({r for r, h in zip(reward, batch["group"], strict=True) if h == g}) == 1
+        }
+        out = [g in same for g in batch["group"].tolist()]
+        assert metrics["filtered_samples"] == sum(out)
+        counted = [
+            t
+            for row, left in zip(rows, out, strict=True)
+            for t in range(row.start, row.stop)
+            if not left and batch["response_mask"][t]
+        ]
+        assert np.flatnonzero(batch["loss_mask"]).tolist() == counted
+        assert metrics["actor/tokens"] == (len(counted) or 0)
+        policy, reference = batch["log_probs"].astype(float), batch["ref_log_probs"].astype(float)
+        assert metrics["kl_per_token"] == pytest.approx(
+            sum(policy[t] - reference[t] for t in kept) / len(kept), abs=1e-7
+        )
+        assert metrics["kl"] == pytest.approx(sum(policy[t] - reference[t] for t in kept) / len(rows), abs=1e-6)
+        gaps = [abs(policy[t] - float(batch["rollout_log_probs"][t])) for t in kept]
+        assert metrics["rollout_gap_mean"] == pytest.approx(sum(gaps) / len(gaps))
+        assert metrics["rollout_gap_max"] == pytest.approx(max(gaps))
+        assert metrics["entropy_mean"] == pytest.approx(float(np.mean(batch["entropy"][kept])), rel=1e-5)
+        if counted:  # one step: the policy is the one that the columns are of
+            assert metrics["actor/clip_fraction"] == 0 and metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6)
+            k3 = [np.exp(reference[t] - policy[t]) - 1 - (reference[t] - policy[t]) for t in counted]
+            assert metrics["actor/kl_loss"] == pytest.approx(sum(k3) / len(k3), rel=1e-3, abs=1e-6)
+            assert metrics["actor/loss"] == pytest.approx(
+                metrics["actor/policy_loss"] + 0.01 * metrics["actor/kl_loss"], abs=1e-6
+            )
+    assert all(seen.values()), f"every number is to have been tried: {seen}"
+
+
+def test_a_gap_above_the_alarm_is_in_the_log(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["dapo"].run_dir)
+    text = "".join(path.read_text(encoding="utf-8") for path in directory.logs.glob("*.log"))
+    assert "iteration 1: the engine's log-probabilities differ" in text and "rollout.gap_alarm 1e-12" in text
