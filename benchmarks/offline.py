@@ -160,7 +160,7 @@ def sizes(run: RunDirectory, iterations: int, jsonl: int, scratch: Path) -> dict
         path = scratch / f"samples.{suffix}"
         result[f"{suffix}_export_s"] = timed(
             ["rollouts", "export", str(run.path), str(path), "--iterations", f":{jsonl}"]
-        )
+        )[0]
         result[f"{suffix}_bytes"] = round(path.stat().st_size * iterations / jsonl)
     result["jsonl_over_store"] = result["jsonl_bytes"] / stored
     return result
