@@ -25,6 +25,7 @@ from configs.errors import UserError
 from configs.schema import ROLES, RunConfig
 from storage.atomic import writing
 from storage.errors import StorageError
+from workers.checkpoint_reader import SafeReader
 from workers.hf import Kind, empty_model, load_tokenizer, quiet
 from workers.optimizer import Optimizer, Progress
 
@@ -90,7 +91,7 @@ def load_role(path: Path, state: dict[str, Any], group: dist.ProcessGroup) -> Pr
     """
     if not (path / ".metadata").exists():
         raise UserError(f"{path} is no checkpoint: no .metadata; see `hybridflow checkpoints ls`")
-    dcp_load(state, checkpoint_id=path, process_group=group)
+    dcp_load(state, storage_reader=SafeReader(path), process_group=group)
     names = [field.name for field in dataclasses.fields(Progress)]
     return Progress(**dict(zip(names, state[PROGRESS].tolist(), strict=True)))
 
@@ -114,7 +115,7 @@ def read_model(path: Path, *, trust_remote_code: bool = False) -> tuple[PreTrain
     kind = kind_of(config)
     model = empty_model(config, kind, trust_remote_code=trust_remote_code)
     state: dict[str, Any] = {f"model/{name}": p.data for name, p in model.named_parameters()}
-    dcp_load(state, checkpoint_id=path, no_dist=True)
+    dcp_load(state, storage_reader=SafeReader(path), no_dist=True)
     return model, kind
 
 

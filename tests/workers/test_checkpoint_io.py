@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,3 +175,26 @@ def test_an_export_has_what_an_inference_server_reads(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     with safe_open(out / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path, name: str) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    actor.save(tmp_path / "checkpoint" / "actor")
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
+    (tmp_path / "checkpoint" / "actor" / name).write_bytes(bomb)
+    with pytest.raises(BaseException):  # noqa: B017 - DCP's own is no Exception
+        export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out")
+    assert not (tmp_path / "exploded").exists()
+    pickle.loads(bomb)
+    assert (tmp_path / "exploded").exists(), "the bomb would have worked"
