@@ -91,6 +91,10 @@ ALGORITHM_DEFAULTS: dict[str, Tree] = {
         "loss": {"policy": "gmpo", "clip_low": 0.3297, "clip_high": 0.4918, "aggregation": "sequence_mean_token_mean"},
         "kl": NO_KL,
     },
+    # Rafailov et al. 2023, arXiv 2305.18290.
+    "dpo": {"loss": {"policy": "dpo"}},
+    # Dai et al. 2023, arXiv 2310.12773, eq. 6.
+    "cost_model": {},
     "sft": {},
     "reward_model": {},
     # Trains nothing; `hybridflow evaluate` sets it.

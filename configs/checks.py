@@ -7,7 +7,6 @@ not unusual ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
@@ -28,7 +27,7 @@ ALGORITHMS = algorithm_names()
 RL_ALGORITHMS = ("ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC)
 ESTIMATORS = ("gae", "safe_gae", "remax", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
 GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
-POLICY_LOSSES = ("clipped", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
+POLICY_LOSSES = ("clipped", "dpo", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = (
     "exact_match", "contains", "regex", "length", "reasoning_gym", "math_verify", "json_schema", "code", "http_judge",
 )  # fmt: skip
@@ -58,7 +57,12 @@ def config_problems(config: RunConfig) -> Iterator[str]:
 
 def data_kind(algorithm: str) -> Kind:
     """What an iteration of the algorithm takes from the data."""
-    kinds: dict[str, Kind] = {"sft": "sequences", "reward_model": "pairs"}
+    kinds: dict[str, Kind] = {
+        "sft": "sequences",
+        "reward_model": "pairs",
+        "dpo": "pairs",
+        "cost_model": "safety_pairs",
+    }
     return kinds.get(algorithm, "prompts")
 
 
@@ -78,8 +82,8 @@ def _names(config: RunConfig) -> Iterator[str]:
 
 
 def _trained_model(config: RunConfig) -> Iterator[str]:
-    role: Literal["reward", "actor"] = "reward" if config.algorithm == "reward_model" else "actor"
-    model: ModelConfig = config.reward if role == "reward" else config.actor
+    role = {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm, "actor")
+    model: ModelConfig = getattr(config, role)
     if model.path is None and model.init is None:
         yield (
             f"{role}.path: not set, and {config.algorithm} trains the {role}; "

@@ -12,7 +12,7 @@ from configs.errors import shown
 from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
 
-Kind = Literal["prompts", "sequences", "pairs", "texts"]
+Kind = Literal["prompts", "sequences", "pairs", "safety_pairs", "texts"]
 """What an iteration takes from the data: prompts (RL), sequences (SFT), preference pairs (reward model), and texts
 (the pretraining loss)."""
 
@@ -36,8 +36,13 @@ def needed_columns(data: DataConfig, kind: Kind, source: str = "file") -> dict[s
         columns["messages_column"] = data.messages_column
     else:
         columns["prompt_column"] = data.prompt_column
-    if kind == "pairs":
+    if kind in ("pairs", "safety_pairs"):
         columns |= {"chosen_column": data.chosen_column, "rejected_column": data.rejected_column}
+    if kind == "safety_pairs":
+        columns |= {
+            "chosen_safe_column": data.chosen_safe_column,
+            "rejected_safe_column": data.rejected_safe_column,
+        }
     if kind == "sequences" and data.messages_column is None:
         columns["response_column"] = data.response_column
     if kind == "prompts" and data.answer_column is not None and source != "reasoning_gym":

@@ -146,6 +146,10 @@ class DataConfig(Section):
     """Reward model: the preferred response."""
     rejected_column: str = "rejected"
     """Reward model: the other response."""
+    chosen_safe_column: str = "chosen_is_safe"
+    """Cost model, whose chosen response is the safer one: whether it is safe (true or false)."""
+    rejected_safe_column: str = "rejected_is_safe"
+    """Cost model: whether the rejected response, the more harmful one, is safe."""
     answer_column: str | None = None
     """Passed to reward functions as `answer`; null: none."""
     system_prompt: str | None = None
@@ -278,6 +282,17 @@ class LossConfig(Section):
     """Weight of the pretraining (PTX) loss, the mean negative log-likelihood of a token of `data.pretraining`, in the actor's update."""
     fixed_length: PositiveInt | None = None
     """fixed_length: each sequence's sum is divided by this; null: `rollout.max_new_tokens`."""
+
+
+class PreferenceConfig(Section):
+    """Direct preference optimisation (DPO)."""
+
+    beta: PositiveFloat = 0.1
+    """Strength of the KL constraint to the reference: the implicit reward is beta * log(policy / reference)."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid: DPO; ipo: the squared distance of the log-ratios' gap from 1 / (2 beta)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """sigmoid: probability that a pair's label is wrong."""
 
 
 class KlConfig(Section):
@@ -531,6 +546,8 @@ class RunConfig(Section):
     """Advantage estimation."""
     loss: LossConfig = LossConfig()
     """Losses."""
+    preference: PreferenceConfig = PreferenceConfig()
+    """DPO."""
     kl: KlConfig = KlConfig()
     """KL penalty."""
     training: TrainingConfig = TrainingConfig()

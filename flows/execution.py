@@ -38,8 +38,8 @@ from workers.worker_group import Ranks, RanksLost
 logger = logging.getLogger(__name__)
 MAX_RECOVERIES = 3
 """Rebuilds of the ranks without a new checkpoint in between, before the run gives up."""
-EVALUATED_BY = {"reward_model": "reward.evaluate"}
-NOT_EVALUATED = {"sft", "evaluate"}
+EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
+NOT_EVALUATED = {"evaluate"}
 """Without responses that are scored, or nothing else."""
 
 
@@ -225,6 +225,8 @@ class RunExecution:
             return
         if config.algorithm in EVALUATED_BY:
             await models.call(EVALUATED_BY[config.algorithm], prompts)
+        elif config.algorithm == "dpo":
+            await models.actor.evaluate_pairs(prompts)
         else:
             await models.actor.evaluate(prompts, step=step)
 

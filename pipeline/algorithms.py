@@ -121,3 +121,18 @@ async def reward_model(models: Models, batch: Prompts) -> RolloutsHandle:
 async def evaluate(models: Models, prompts: Prompts) -> RolloutsHandle:
     """No training: the held-out data sets, once (`hybridflow evaluate`)."""
     return await models.actor.evaluate(prompts, step=0)
+
+
+@ALGORITHMS.register("dpo")
+async def dpo(models: Models, batch: Prompts) -> RolloutsHandle:
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): pairs, no rollouts."""
+    pairs = await models.actor.load_pairs(batch)
+    await models.reference.compute_log_prob(pairs, always=True)
+    return await models.actor.update_actor(pairs, loss="dpo")
+
+
+@ALGORITHMS.register("cost_model")
+async def cost_model(models: Models, batch: Prompts) -> RolloutsHandle:
+    """Safe-RLHF's cost model (Dai et al. 2023, arXiv 2310.12773, eq. 6) by safety preferences."""
+    pairs = await models.cost.load_pairs(batch)
+    return await models.cost.update_cost(pairs, loss="cost_preference")

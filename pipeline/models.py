@@ -125,6 +125,16 @@ class Actor(_Role):
             return _ready(rollouts)
         return self._models.call("actor.compute_log_prob", rollouts)
 
+    def load_pairs(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
+        """Preference pairs (DPO): rows 2i (chosen) and 2i + 1 (rejected)."""
+        return self._models.call("actor.load_pairs", batch)
+
+    async def evaluate_pairs(self, batch: Prompts) -> RolloutsHandle:
+        """DPO on the held-out pairs, which are a row set `validation` with log-probabilities of the reference."""
+        pairs = await self._models.call("actor.load_pairs", batch, row_set="validation", split="validation")
+        await self._models.reference.compute_log_prob(pairs, always=True)
+        return await self._models.call("actor.evaluate_pairs", pairs)
+
     def load_pretraining(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
         """Texts for the pretraining loss, in the row set `pretraining`; without data.pretraining none."""
         if self._models.config.data.pretraining is None:
@@ -191,6 +201,14 @@ class CostCritic(_Role):
 class Cost(_Role):
     """The cost model, cost functions, or both (Safe-RLHF)."""
 
+    def load_pairs(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
+        """Safety preferences: rows 2i (safer) and 2i + 1 (more harmful), labelled."""
+        return self._models.call("cost.load_pairs", batch)
+
+    def update_cost(self, pairs: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:
+        """Forward, backward and optimizer steps over the pairs."""
+        return self._models.call("cost.update_cost", pairs, loss=loss)
+
     def compute_cost(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
         """One cost per sequence, and its parts."""
         return self._models.call("cost.compute_cost", rollouts)
@@ -199,9 +217,9 @@ class Cost(_Role):
 class Reference(_Role):
     """The frozen policy."""
 
-    def compute_log_prob(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
-        """One forward pass; nothing runs where no KL term needs it."""
-        if self._models.config.kl.placement == "none":
+    def compute_log_prob(self, rollouts: RolloutsHandle, *, always: bool = False) -> Awaitable[RolloutsHandle]:
+        """One forward pass; nothing runs where no KL term needs it, unless `always`."""
+        if self._models.config.kl.placement == "none" and not always:
             return _ready(rollouts)
         return self._models.call("reference.compute_log_prob", rollouts)
 

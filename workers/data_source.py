@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from configs.data_files import Kind, needed_columns
 from configs.errors import UserError, shown
 from configs.schema import DataConfig, RunConfig
@@ -154,14 +156,19 @@ class PairSource:
     """Preference pairs: rows 2i (chosen) and 2i + 1 (rejected) of the rollouts share a `group`.
 
     `chosen` and `rejected` are texts after the prompt, or conversations (the last assistant turn is
-    the response); a conversation without its own prompt follows the prompt's.
+    the response); a conversation without its own prompt follows the prompt's. labelled: the rows say of both
+    responses whether they are safe (sample column `is_safe`).
     """
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, split: Split, labelled: bool = False
+    ) -> None:
         data = config.data
-        rows = _load(data, split, "pairs")
+        rows = _load(data, split, "safety_pairs" if labelled else "pairs")
         limits = Limits(data, rows)
         self._pairs: list[tuple[Example, Example]] = []
+        self._safe: list[bool] = []
+        labels = (data.chosen_safe_column, data.rejected_safe_column)
         for number, row in enumerate(rows.rows):
             chosen, rejected = (
                 _pair_member(data, tokenizer, row, column, limits, number)
@@ -169,6 +176,8 @@ class PairSource:
             )
             if chosen is not None and rejected is not None:
                 self._pairs.append((chosen, rejected))
+                if labelled:
+                    self._safe += [_label(row, column, f"{rows.name}: row {number + 1}") for column in labels]
         self.counts = limits.counts(len(rows))
         _require_some(self._pairs, data, rows.name)
 
@@ -178,9 +187,19 @@ class PairSource:
 
     def rollouts(self, rows: Array | Sequence[int]) -> Rollouts:
         """The pairs at these indices: two rows each."""
-        return pack_examples(
+        packed = pack_examples(
             [(int(row), sample, example) for row in rows for sample, example in enumerate(self._pairs[int(row)])]
         )
+        if not self._safe:
+            return packed
+        safe = [self._safe[2 * int(row) + sample] for row in rows for sample in (0, 1)]
+        return packed.with_columns(sample={"is_safe": np.array(safe, dtype=np.uint8)})
+
+
+def _label(row: Row, column: str, place: str) -> bool:
+    if row[column] not in (True, False):
+        raise UserError(f"{place}: column {column!r} is {shown(row[column])}; write true (safe) or false")
+    return bool(row[column])
 
 
 def _load(data: DataConfig, split: Split, kind: Kind) -> Rows:

@@ -149,7 +149,7 @@ class RankActor:
             holder=context.plane.address if output.columns is not None else None,
             columns=output.columns.columns if output.columns is not None else (),
             num_rows=output.num_rows,
-            metrics={f"{request.row_set}/{n}" if request.row_set else n: v for n, v in output.metrics.items()},
+            metrics=named_metrics(output.metrics, request.row_set),
             seconds=seconds,
         )
 
@@ -205,8 +205,9 @@ class RankActor:
 
     def method(self, role: str, method: str) -> StageMethod:
         """What a stage does on this rank."""
+        import workers.preference_stages
         import workers.safe_rlhf_stages
-        import workers.stage_methods  # noqa: F401 - both register the built-in ones
+        import workers.stage_methods  # noqa: F401 - they register the built-in ones
         from workers.stage_registry import get_method
 
         return get_method(role, method)
@@ -257,6 +258,11 @@ class RankActor:
             attempt=f"{request.incarnation}",
             row_set=request.row_set,
         )
+
+
+def named_metrics(metrics: Mapping[str, float], row_set: str) -> dict[str, float]:
+    """Metrics of a further row set begin with its name, those of an evaluation aside."""
+    return {f"{row_set}/{n}" if row_set and not n.startswith("eval/") else n: v for n, v in metrics.items()}
 
 
 def log_to_file(path: Path) -> None:

@@ -115,6 +115,14 @@ class RankContext:
         return PairSource(self.config, self.tokenizer, split="train")
 
     @cached_property
+    def safety_pairs(self) -> PairSource:
+        return PairSource(self.config, self.tokenizer, split="train", labelled=True)
+
+    @cached_property
+    def validation_safety_pairs(self) -> PairSource:
+        return PairSource(self.config, self.tokenizer, split="validation", labelled=True)
+
+    @cached_property
     def validation_pairs(self) -> PairSource:
         return PairSource(self.config, self.tokenizer, split="validation")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from configs.schema import RunConfig
-from pipeline.losses import get_loss
+from pipeline.losses import PAIR_LOSSES, get_loss
 from pipeline.rollouts import Array, Rollouts, ranges
 from workers import packed_model
 from workers.checkpoint_io import host_copy, load_role, role_state, save_role
@@ -150,7 +150,7 @@ class RoleModel:
             config=_with_kl_coef(self.config, kl_coef),
             mesh=self.mesh,
             device=self.device,
-            sequence_level=self.role in ("reward", "cost"),
+            sequence_level=get_loss(loss) in PAIR_LOSSES or self.role in ("reward", "cost"),
         )
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
@@ -259,7 +259,9 @@ class RoleModel:
 
 def is_trained(role: str, config: RunConfig) -> bool:
     """Which roles the built-in algorithms update."""
-    return role in ("actor", "critic", "cost_critic") or (role == "reward" and config.algorithm == "reward_model")
+    return role in ("actor", "critic", "cost_critic") or (
+        role == {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm)
+    )
 
 
 def _freeze(hf: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -120,16 +120,17 @@ def generation_metrics(columns: Rollouts | None) -> dict[str, float]:
 @stage_method("actor.load_sequences")
 def load_sequences(context: RankContext, request: StageRequest) -> StageOutput:
     """The iteration's rows of the data set; every rank could read them, the first one does."""
-    return _load(context, request, context.sequences)
+    return load_rows(context, request, context.sequences)
 
 
 @stage_method("reward.load_pairs")
 def load_pairs(context: RankContext, request: StageRequest) -> StageOutput:
     """The iteration's preference pairs."""
-    return _load(context, request, context.pairs)
+    return load_rows(context, request, context.pairs)
 
 
-def _load(context: RankContext, request: StageRequest, source: Any) -> StageOutput:
+def load_rows(context: RankContext, request: StageRequest, source: Any) -> StageOutput:
+    """The iteration's rows of a source; every rank could read them, the first one does."""
     config = context.config
     if context.group.rank != 0:
         return StageOutput()
@@ -144,9 +145,12 @@ def compute_log_prob(context: RankContext, request: StageRequest) -> StageOutput
     """One forward pass of the actor (`log_probs`, `entropy`) or the reference (`ref_log_probs`)."""
     check_version(context, request)
     model = context.model(request.role)
+    # As in the update: rows of a data set (DPO) were sampled from no policy, and are not tempered.
+    sampled = "rollout_log_probs" in request.rollouts.columns
+    temperature = (context.config.rollout.temperature or 1.0) if sampled else 1.0
 
     def compute(batch: Rollouts) -> tuple[dict[str, Array], dict[str, Array]]:
-        columns = model.compute_log_prob(batch, temperature=context.config.rollout.temperature or 1.0)
+        columns = model.compute_log_prob(batch, temperature=temperature)
         if request.role == "reference":
             return {"ref_log_probs": columns["log_probs"]}, {}
         return columns, {}
@@ -270,7 +274,13 @@ def evaluate_reward(context: RankContext, request: StageRequest) -> StageOutput:
     return StageOutput(metrics=evaluate_pairs(context, request))
 
 
-@stage_method("actor.update_actor", "critic.update_critic", "cost_critic.update_critic", "reward.update_reward")
+@stage_method(
+    "actor.update_actor",
+    "critic.update_critic",
+    "cost_critic.update_critic",
+    "reward.update_reward",
+    "cost.update_cost",
+)
 def update(context: RankContext, request: StageRequest) -> StageOutput:
     """Mini-batches over the rollouts: forward, backward and optimizer steps. One version further."""
     check_version(context, request)

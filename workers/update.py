@@ -122,8 +122,10 @@ class Updater:
 
     def _loss_batch(self, batch: Rollouts, weights: Tensor) -> LossBatch:
         columns = {n: torch.from_numpy(c).to(self.device) for n, c in batch.token_columns.items()}
+        numbers = {n: c for n, c in batch.sample_columns.items() if c.dtype != object}
         return LossBatch(
             columns=columns,
+            row_columns={n: torch.from_numpy(c).to(self.device) for n, c in numbers.items()},
             sequence_ids=torch.from_numpy(sequence_ids(batch.offsets)).to(self.device),
             num_rows=batch.num_rows,
             weights=weights,

@@ -62,7 +62,7 @@ def export(
     """Write one role of a checkpoint as a Hugging Face directory; no cluster is started."""
     run = RunDirectory.resolve(name_or_path, runs)
     config = run.config()
-    chosen = _role(role or ("reward" if config.algorithm == "reward_model" else "actor"))
+    chosen = _role(role or {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm, "actor"))
     store = _store(run)
     checkpoint = _best(store, run) if best else _checkpoint(store, run, step)
     store.verify(checkpoint)

@@ -8,11 +8,13 @@ and ranks is the same number. Shapes: B sequences, T tokens, packed; masked mean
 from pipeline.losses.aggregation import BatchTotals, batch_totals, loss_weights, row_weights
 from pipeline.losses.base import LOSSES, Loss, LossBatch, LossOutput, ModelOutputs, get_loss, register_loss
 from pipeline.losses.policy import cispo, clipped, gmpo, gspo, gspo_token, reinforce
+from pipeline.losses.preference import PAIR_LOSSES, cost_preference, dpo, pair_loss
 from pipeline.losses.supervised import bradley_terry, sft
 from pipeline.losses.value import value
 
 __all__ = [
     "LOSSES",
+    "PAIR_LOSSES",
     "BatchTotals",
     "Loss",
     "LossBatch",
@@ -22,11 +24,14 @@ __all__ = [
     "bradley_terry",
     "cispo",
     "clipped",
+    "cost_preference",
+    "dpo",
     "get_loss",
     "gmpo",
     "gspo",
     "gspo_token",
     "loss_weights",
+    "pair_loss",
     "register_loss",
     "reinforce",
     "row_weights",

@@ -30,11 +30,13 @@ class ModelOutputs:
 class LossBatch:
     """Columns of a micro-batch as tensors on the model's device.
 
-    columns: token columns [T] by name. sequence_ids: int64 [T], the row of each token. weights: [T] from
+    columns: token columns [T] by name. row_columns: numeric sample columns [B] by name. sequence_ids: int64 [T],
+    the row of each token. weights: [T] from
     loss_weights for token losses, [B] from row_weights for sequence losses.
     """
 
     columns: Mapping[str, Tensor] = field(default_factory=dict)
+    row_columns: Mapping[str, Tensor] = field(default_factory=dict)
     sequence_ids: Tensor
     num_rows: int
     weights: Tensor
@@ -43,6 +45,12 @@ class LossBatch:
         if name not in self.columns:
             raise ValueError(f"the loss needs the column {name!r}; the batch has {', '.join(self.columns)}")
         return self.columns[name]
+
+    def row_column(self, name: str) -> Tensor:
+        """[B], a sample column; raises ValueError when the batch has none of this name."""
+        if name not in self.row_columns:
+            raise ValueError(f"the loss needs the sample column {name!r}; the batch has {', '.join(self.row_columns)}")
+        return self.row_columns[name]
 
     @property
     def mask(self) -> Tensor:

@@ -23,7 +23,24 @@ from tests.flows.scorers import vowel_cost
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.models import tiny_model_dir
 
-ONE = {"num_iterations": 1}
+ONE = {"num_iterations": 1, "num_mini_batches": 1}
+PAIRS = [
+    {
+        "prompt": p,
+        "response": "yes",
+        "chosen": "no",
+        "rejected": "yes!",
+        "chosen_is_safe": i > 0,
+        "rejected_is_safe": False,
+    }
+    for i, p in enumerate(("a", "bc", "def"))
+]
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
 
 DAPO: dict[str, Any] = {
     "name": "dapo",
@@ -54,7 +71,13 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
         "safety": {"cost_limit": 0.1, "multiplier_lr": 0.5},
         "data": {"pretraining": {"path": str(texts)}, "pretraining_batch_size": 3},
     }
+    pairs = write_rows(folder / "pairs.jsonl", PAIRS)
+    data = {"train": {"path": pairs}, "validation": {"path": pairs}, "batch_size": 2}
+    supervised = {"data": data, "training": ONE, "evaluation": {"every": 1}}
     return {
+        "dpo": ppo_config(inputs, name="dpo", algorithm="dpo", **supervised),
+        "cost_model": ppo_config(inputs, name="cost_model", algorithm="cost_model", cost={"path": cost}, **supervised),
+        "sft": ppo_config(inputs, name="sft", algorithm="sft", **supervised),
         "safe_rlhf": ppo_config(inputs, name="safe", **safe),
         "one_critic": ppo_config(
             inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}, "training": ONE}
@@ -85,7 +108,7 @@ def named(row_set: str, columns: set[str]) -> set[str]:
     return {f"{row_set}/{column}" if row_set else column for column in columns}
 
 
-ALGORITHMS = ("remax", "safe_rlhf", "one_critic", "dapo")
+ALGORITHMS = ("dpo", "cost_model", "sft", "remax", "safe_rlhf", "one_critic", "dapo")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -94,9 +117,12 @@ def test_what_ran_is_what_was_traced(finished: dict[str, RunSummary], algorithm:
     assert finished[algorithm].status == "completed"
     expected = {call.stage: call for call in trace(directory.config())}
     stages = RolloutStore(directory.rollouts).stages(0)
-    assert {name for name in stages if "evaluate" not in name} == set(expected)
+    held_out = {name for name, stage in stages.items() if stage.row_set.startswith("validation") or "evaluate" in name}
+    made = {name: stage for name, stage in stages.items() if name not in held_out}
+    ran = {name.partition("#")[0] if algorithm == "dpo" else name: stage for name, stage in made.items()}
+    assert set(ran) == set(expected)
     for name, call in expected.items():
-        record = stages[name]
+        record = ran[name]
         written = {c for c in record.columns if not c.startswith(("reward/", "cost/"))}
         assert named(record.row_set, written) == set(call.writes)
 
@@ -219,3 +245,17 @@ def test_a_gap_above_the_alarm_is_in_the_log(finished: dict[str, RunSummary]) ->
     directory = RunDirectory.open(finished["dapo"].run_dir)
     text = "".join(path.read_text(encoding="utf-8") for path in directory.logs.glob("*.log"))
     assert "iteration 1: the engine's log-probabilities differ" in text and "rollout.gap_alarm 1e-12" in text
+
+
+def test_dpo_starts_at_its_reference_and_is_evaluated_on_held_out_pairs(finished: dict[str, RunSummary]) -> None:
+    (row,) = read_metrics(RunDirectory.open(finished["dpo"].run_dir).metrics)
+    assert row["actor/loss"] == pytest.approx(math.log(2), abs=1e-4), "no step has been made: both log-ratios are 0"
+    assert row["actor/chosen_reward"] == pytest.approx(0, abs=1e-4)
+    assert row["eval/pairs"] == 3 and row["eval/accuracy"] == 1.0 and row["eval/margin"] > 0
+
+
+def test_the_cost_model_and_sft_are_evaluated(finished: dict[str, RunSummary]) -> None:
+    (row,) = read_metrics(RunDirectory.open(finished["cost_model"].run_dir).metrics)
+    assert row["eval/pairs"] == 3 and 0 <= row["eval/sign_accuracy"] <= 1 and 0 <= row["cost/sign_accuracy"] <= 1
+    (row,) = read_metrics(RunDirectory.open(finished["sft"].run_dir).metrics)
+    assert row["eval/tokens"] == 3 * len("yes#") and row["eval/perplexity"] == pytest.approx(math.exp(row["eval/nll"]))
