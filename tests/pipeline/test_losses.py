@@ -183,7 +183,9 @@ def test_a_missing_column_and_a_missing_output_are_named() -> None:
 
 def test_the_registry_has_the_losses_and_lists_them() -> None:
     assert {"clipped", "value", "sft", "bradley_terry"} <= set(LOSSES.names())
-    with pytest.raises(ValueError, match=r"unknown loss 'ppo2'; known: bradley_terry, cispo, clipped, gmpo,"):
+    with pytest.raises(
+        ValueError, match=r"unknown loss 'ppo2'; known: bradley_terry, cispo, clipped, cost_preference, dpo, gmpo,"
+    ):
         get_loss("ppo2")
     assert get_loss("pipeline.losses:sft") is get_loss("sft")
 
