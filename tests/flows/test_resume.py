@@ -129,7 +129,7 @@ def test_a_killed_worker_costs_no_generation(config_file: Path, undisturbed: Pat
 def test_a_second_process_cannot_run_the_same_directory(undisturbed: Path) -> None:
     directory = RunDirectory.open(undisturbed)
     with directory.locked():
-        command = [*COMMAND, "resume", str(undisturbed)]
+        command = [*COMMAND, "resume", str(undisturbed), "--set", "training.num_iterations=99"]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "being run by another process" in done.stderr and len(done.stderr.strip().splitlines()) == 1

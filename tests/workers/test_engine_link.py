@@ -71,6 +71,7 @@ def config_of(model: str) -> RunConfig:
         actor={"optimizer": {"lr": 0.05}},
         algorithm="grpo",
         kl={"placement": "none"},
+        loss={"rollout_correction": "none"},
     )
 
 
