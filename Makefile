@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/hybridflow quickstart
 
 test: $(VENV)/.installed-test lint types imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
