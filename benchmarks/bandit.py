@@ -1,0 +1,170 @@
+"""Does each algorithm learn? A bandit over sequences whose best return is known (`benchmarks.bandit_task`).
+
+    python -m benchmarks.bandit [ALGORITHM ...] [--seeds 0 1 2] [--flow] [--output bandit.json]
+
+A random one-layer model answers four prompts with two letters; one problem, and one set of hyperparameters for
+each family of algorithms. The return is the mean reward of what is sampled in the last iterations, at
+temperature 1; the goal is to be within 5 % of the best. Without --flow one rank runs in this process
+(`benchmarks.in_process`: the algorithm's function and the stages of a run); with it each is a `hybridflow run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.bandit_task import LENGTH, best_return, write_task
+from configs.schema import RunConfig
+
+GOAL = 0.05
+NUM_LAST = 5
+"""Iterations whose samples the final return is taken of."""
+COST_LIMIT = 0.02
+TASK = Path(__file__).with_name("bandit_task.py")
+CRITIC: dict[str, Any] = {"critic": {"optimizer": {"lr": 1e-2}}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "critic": {**CRITIC, "training": {"num_iterations": 70, "num_epochs": 2}},
+    "group": {"training": {"num_iterations": 60, "num_epochs": 2}},
+    # Advantages that no group centres: a second step on a batch pushes away from all of it, and unlearns.
+    "on_policy": {"training": {"num_iterations": 80, "num_epochs": 1}},
+    "sequence": {"training": {"num_iterations": 60, "num_epochs": 2}},
+}
+SAFE: dict[str, Any] = {
+    "cost_critic": {"optimizer": {"lr": 1e-2}},
+    "costs": {"functions": [{"path": f"{TASK}:first_letter"}]},
+    "safety": {"cost_limit": COST_LIMIT, "multiplier_lr": 0.5},
+}
+FAMILY_OF = {
+    "ppo": "critic", "safe_rlhf": "critic",
+    "remax": "on_policy", "reinforce_pp": "on_policy",
+    "grpo": "group", "rloo": "group", "reinforce_pp_baseline": "group",
+    "dr_grpo": "group", "dapo": "group", "cispo": "group",
+    "gspo": "sequence", "gmpo": "sequence",
+}  # fmt: skip
+
+
+def tree_of(algorithm: str, seed: int, folder: Path) -> dict[str, Any]:
+    """The run's configuration; writes the task into `folder`."""
+    prompts, tokenizer = write_task(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    scale = {"num_key_value_heads": 2, "initializer_range": 0.2}
+    tokens = {"vocab_size": 7, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "max_position_embeddings": 16}
+    model = {
+        "path": str(tokenizer),
+        "init": {"model_type": "llama", **sizes, **scale, **tokens},
+    }
+    return {
+        "name": f"{algorithm}-{seed}",
+        "algorithm": algorithm,
+        "seed": seed,
+        "actor": {**model, "optimizer": {"lr": 2e-3}},
+        "data": {"train": {"path": str(prompts)}, "answer_column": "answer", "batch_size": 4},
+        "rollout": {"num_samples": 32, "max_new_tokens": LENGTH, "stop_token_ids": []},
+        "rewards": {"functions": [{"path": f"{TASK}:share_of_letters"}]},
+        "kl": {"placement": "none"},
+        "checkpoint": {"every": 10_000},
+        "resources": {"device": "cpu"},
+        **FAMILIES[FAMILY_OF[algorithm]],
+        **(SAFE if algorithm == "safe_rlhf" else {}),
+    }
+
+
+def learn(algorithm: str, seed: int) -> dict[str, Any]:
+    """The run in this process, and how near it came."""
+    from benchmarks.in_process import InProcessRun
+
+    with tempfile.TemporaryDirectory() as name:
+        started = time.perf_counter()
+        config = RunConfig.model_validate(tree_of(algorithm, seed, Path(name)))
+        run = InProcessRun(config, Path(name))
+        try:
+            rows = [run.step() for _ in range(config.training.num_iterations)]
+        finally:
+            run.close()
+        return summary(algorithm, seed, rows, time.perf_counter() - started)
+
+
+def learn_in_flow(algorithm: str, seed: int) -> dict[str, Any]:
+    """The same as `hybridflow run`. Raises CalledProcessError when it fails."""
+    from storage.metrics import read_metrics
+    from storage.run_directory import RunDirectory
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = folder / "run.yaml"
+        config.write_text(yaml.safe_dump(tree_of(algorithm, seed, folder)))
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "flows.cli", "run", str(config), "--output", str(folder / "runs")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - started
+        (run,) = RunDirectory.runs(folder / "runs")
+        return summary(algorithm, seed, read_metrics(run.metrics), seconds)
+
+
+def summary(algorithm: str, seed: int, rows: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Returns at the start and the end, the best one and the distance to it (share of the best)."""
+    safe = algorithm == "safe_rlhf"
+    best = best_return(COST_LIMIT if safe else None)
+    final = _mean(rows[-NUM_LAST:], "reward_mean")
+    result = {
+        "algorithm": algorithm,
+        "seed": seed,
+        "first": rows[0]["reward_mean"],
+        "final": final,
+        "best": best,
+        "below_best": 1 - final / best,
+        "iterations": len(rows),
+        "seconds": seconds,
+        "course": [round(row["reward_mean"], 3) for row in rows[:: max(1, len(rows) // 10)]],
+    }
+    if safe:
+        result |= {"cost": _mean(rows[-NUM_LAST:], "cost_mean"), "cost_limit": COST_LIMIT}
+    return result
+
+
+def reached(result: dict[str, Any]) -> bool:
+    """Within the goal, and under the limit on the cost where there is one."""
+    return bool(result["below_best"] <= GOAL and result.get("cost", 0.0) <= result.get("cost_limit", 0.0))
+
+
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return float(sum(row[name] for row in rows) / len(rows))
+
+
+def line_of(result: dict[str, Any]) -> str:
+    cost = f"  cost {result['cost']:.3f} (limit {result['cost_limit']:g})" if "cost" in result else ""
+    return (
+        f"{result['algorithm']:22s} {result['seed']:4d}  {result['first']:.3f}  {result['final']:.3f}  "
+        f"{result['best']:.3f}  {100 * result['below_best']:6.1f} %  {'yes' if reached(result) else 'NO':3s}  "
+        f"{result['iterations']:4d}  {result['seconds']:6.1f}{cost}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithms", nargs="*", default=list(FAMILY_OF), metavar="ALGORITHM")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--flow", action="store_true")
+    parser.add_argument("--output", default=None)
+    args = parser.parse_args()
+    print("algorithm              seed  first  final  best   below best  5 %  iterations  s")
+    results = []
+    for algorithm in args.algorithms or FAMILY_OF:
+        for seed in args.seeds:
+            results.append((learn_in_flow if args.flow else learn)(algorithm, seed))
+            print(line_of(results[-1]), flush=True)
+            if args.output:
+                Path(args.output).write_text(json.dumps({"flow": args.flow, "runs": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Algorithms learn a problem whose best return is known, through their own functions and the stages of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.bandit import FAMILY_OF, GOAL, learn
+from benchmarks.bandit_task import WORDS, best_return, share_of_letters
+from configs.algorithms import WITHOUT_CRITIC
+
+
+def test_the_best_return_is_that_of_the_wanted_words() -> None:
+    assert best_return() == pytest.approx(1.0)
+    assert all(share_of_letters(prompt, word, word) == 1.0 for prompt, word in WORDS.items())
+
+
+def test_a_limit_on_the_cost_allows_the_first_letter_as_often_as_it_says() -> None:
+    assert best_return(0.2) == pytest.approx(0.5 + 0.2 * 0.5)
+    assert best_return(0.0) == pytest.approx(0.5)
+
+
+def test_every_algorithm_that_learns_from_rewards_is_measured() -> None:
+    assert set(FAMILY_OF) == {"ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_the_final_return_is_near_the_best(algorithm: str) -> None:
+    result = learn(algorithm, seed=0)
+    assert result["first"] < 0.5
+    assert result["below_best"] <= GOAL, result["course"]
