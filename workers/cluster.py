@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny
 
 from configs.errors import UserError
 from configs.schema import RunConfig
@@ -114,3 +116,27 @@ async def worker_addresses(client: Client, num_ranks: int) -> list[str]:
         if RESOURCE in w["resources"]
     ]
     return [address for _, _, address in sorted(workers)][:num_ranks]
+
+
+async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s: float) -> None:
+    """SIGKILL these worker processes, whatever state they are in; their nannies start others.
+
+    Asking a worker to end would wait for what it sits in. Raises TimeoutError when some stay.
+    """
+    if alive := await _known(client, addresses):
+        await client.run(end_process, workers=alive, nanny=True, on_error="ignore")
+    async with asyncio.timeout(timeout_s):
+        while await _known(client, addresses):
+            await asyncio.sleep(0.05)
+
+
+async def _known(client: Client, addresses: Collection[str]) -> list[str]:
+    known = (await client.scheduler.identity())["workers"]
+    return [address for address in addresses if address in known]
+
+
+def end_process(dask_worker: Nanny) -> None:
+    """Run by a nanny (Dask passes it as `dask_worker`): kill its worker process."""
+    process = dask_worker.process
+    if process is not None and process.pid is not None:
+        os.kill(process.pid, signal.SIGKILL)

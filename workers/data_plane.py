@@ -21,12 +21,19 @@ from pipeline.rollouts import Rollouts
 from pipeline.stages import STORE, ColumnsRef, StageKey
 from storage.records import StageManifest
 from storage.rollout_store import RolloutStore
+from workers.envelope import StageError
 
 logger = logging.getLogger(__name__)
 HANDLER = "hybridflow_get_columns"
 ITERATIONS_KEPT = 2
 Rows = tuple[int, str]
 """(iteration, row set)."""
+
+
+class ColumnsLost(StageError):
+    """The rank that made columns is gone, and they are not in the store."""
+
+    error_class = "lost"
 
 
 class DataPlane:
@@ -99,6 +106,9 @@ class DataPlane:
             try:
                 return self._fetch(rows, names, location)
             except (OSError, TimeoutError, KeyError) as error:
+                if not self._is_committed(rows, names):
+                    lost = f"{', '.join(names)} of iteration {iteration}, which {location} had not committed"
+                    raise ColumnsLost(f"{lost}, are gone with it") from error
                 logger.warning(
                     "columns %s of iteration %d: %s did not answer (%r), reading the store",
                     names,
@@ -107,6 +117,11 @@ class DataPlane:
                     error,
                 )
         return self._store.read(iteration, columns=names, row_set=row_set)
+
+    def _is_committed(self, rows: Rows, names: list[str]) -> bool:
+        iteration, row_set = rows
+        records = [record for record in self._store.stages(iteration).values() if record.row_set == row_set]
+        return {name for record in records for name in record.columns}.issuperset(names)
 
     def _fetch(self, rows: Rows, names: list[str], location: str) -> Rollouts:
         iteration, row_set = rows

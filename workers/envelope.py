@@ -9,24 +9,18 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec
+from typing import Any, ParamSpec
 
 from configs.errors import UserError
+from workers.remedies import REMEDIES, ErrorClass
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-ErrorClass = Literal["user", "memory", "diverged", "lost", "internal"]
-"""user: configuration or data; memory: out of memory; diverged: training; lost: a worker is gone
-or too late (the only class that a rebuild of the ranks mends); internal: everything else."""
-
-
-MEMORY_REMEDY = (
-    "out of memory: lower training.max_tokens_per_micro_batch or rollout.max_batch_tokens, "
-    "set ROLE.fsdp.gradient_checkpointing or ROLE.fsdp.offload, or use more ranks"
-)
+BROKEN_CONNECTIONS = ("gloo/transport", "Connection closed by peer", "NCCL communicator was aborted")
+"""How torch's collectives say, in a RuntimeError, that another rank is gone."""
 
 
 class RankError(Exception):
@@ -39,10 +33,19 @@ class RankError(Exception):
 
 
 class RanksLost(RankError):
-    """A worker died or did not answer in time; the ranks must be built again."""
+    """Workers died (class lost) or did not answer in time (timeout). ranks: their global numbers, if known."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, error_class="lost")
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), error_class: ErrorClass = "lost", details: str = ""
+    ) -> None:
+        super().__init__(message, error_class=error_class, details=details)
+        self.ranks = tuple(ranks)
+
+
+class StageError(Exception):
+    """An error of a stage that says its class itself."""
+
+    error_class: ErrorClass = "internal"
 
 
 class OutOfMemory(Exception):
@@ -75,6 +78,10 @@ def classify(error: BaseException) -> ErrorClass:
     """Class of remedy of an error that a rank raised."""
     if isinstance(error, UserError):
         return "user"
+    if isinstance(error, StageError):
+        return error.error_class
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in BROKEN_CONNECTIONS):
+        return "lost"
     if isinstance(error, TrainingDiverged):
         return "diverged"
     if isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError":
@@ -86,7 +93,7 @@ def _text(error: BaseException) -> str:
     if isinstance(error, UserError | OutOfMemory):
         return str(error)
     text = f"{type(error).__name__}: {error}"
-    return f"{text}; {MEMORY_REMEDY}" if classify(error) == "memory" else text
+    return f"{text}; {REMEDIES['memory'].advice}" if classify(error) == "memory" else text
 
 
 def enveloped(method: Callable[P, Any]) -> Callable[P, Envelope]:

@@ -23,7 +23,8 @@ from pipeline.mesh import ParallelMesh
 from pipeline.placement import pool_of, pool_ranks, worlds
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
-from workers.cluster import worker_addresses
+from workers.answers import Rank, answers_of, names
+from workers.cluster import kill_workers, worker_addresses
 from workers.envelope import Envelope, RankError, RanksLost
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
 
@@ -32,17 +33,6 @@ Place = tuple[int, int, int, int]
 """Rank in its pool, size of the pool; rank in its process group, size of the group."""
 _PLACES: dict[str, Place] = {}
 """Address of a worker process to the place that it has held."""
-GRACE_S = 5.0
-"""After one rank's failure the others may answer for this long, so that the root cause is known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """A placed rank actor."""
-
-    actor: Any
-    address: str
-    global_rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +66,10 @@ class Ranks:
     incarnation: int = 0
     pools: dict[str, ResourcePool] = field(default_factory=dict)
     broken: bool = False
+    fault: RankError | None = None
+    """The first failure of this incarnation, of which others may be echoes."""
+    _placed: set[str] = field(default_factory=set)
+    """Addresses of the workers that hold, or were to hold, an actor."""
 
     async def build(self) -> None:
         """Place an actor on every rank, join the pools' process groups, build the models.
@@ -91,12 +85,13 @@ class Ranks:
             for i, rank in enumerate(layout[name])
         }
         addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
+        self._placed |= set(addresses)
         actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
             roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
             members = tuple(Rank(actor=actors[g], address=addresses[g], global_rank=g) for g in ranks)
             self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
-        self.broken = False
+        self.broken, self.fault = False, None
         await asyncio.gather(*(self._set_up([self.pools[name] for name in names]) for names in together))
 
     async def _fresh_addresses(self, places: list[Place]) -> list[str]:
@@ -128,11 +123,15 @@ class Ranks:
         future = self.client.submit(
             self.actor_class, actor=True, workers=[address], allow_other_workers=False, key=key, pure=False
         )
-        return await asyncio.wait_for(future, self.config.cluster.start_timeout_s)
+        try:
+            return await asyncio.wait_for(future, self.config.cluster.start_timeout_s)
+        except (OSError, ValueError) as error:  # OSError: TimeoutError too
+            where = f"{names([global_rank])} lost while it was placed"
+            raise RanksLost(where, ranks=[global_rank], details=f"{address}: {error!r}") from error
 
     async def _set_up(self, pools: Sequence[ResourcePool]) -> None:
         """Pools of one process group: their ranks one after the other."""
-        timeout_s = self.config.cluster.call_timeout_s
+        timeout_s = max(self.config.cluster.call_timeout_s, self.config.cluster.start_timeout_s)
         everyone = [rank for pool in pools for rank in pool.ranks]
         opening = everyone[0].actor.open_rendezvous()
         (rendezvous,) = await self._answers([opening], everyone[:1], timeout_s, "rendezvous")
@@ -156,9 +155,9 @@ class Ranks:
             for i, rank in enumerate(pool.ranks)
         ]
         calls = [rank.actor.setup(spec) for rank, spec in zip(everyone, specs, strict=True)]
-        names = " and ".join(pool.name for pool in pools)
-        for answer in await self._answers(calls, everyone, timeout_s, f"setup of pool {names}"):
-            logger.info("pool %s: %s", names, answer)
+        called = " and ".join(pool.name for pool in pools)
+        for answer in await self._answers(calls, everyone, timeout_s, f"setup of pool {called}"):
+            logger.info("pool %s: %s", called, answer)
 
     def group(self, role: str, pools: Sequence[str] = ()) -> WorkerGroup:
         """The worker group of a role, on these pools together (none named: on its own)."""
@@ -170,12 +169,17 @@ class Ranks:
         return WorkerGroup(ranks=self, pool=pool, role=role, spans_pools=len(chosen) > 1)
 
     async def restart(self) -> None:
-        """End every worker process of the run and build the ranks again, one incarnation later."""
-        alive = set((await self.client.scheduler.identity())["workers"])
-        mine = [rank.address for pool in self.pools.values() for rank in pool.ranks if rank.address in alive]
+        """Kill every worker process of the run and build the ranks again, one incarnation later.
+
+        Raises RanksLost when that fails, too.
+        """
+        self._placed |= {rank.address for pool in self.pools.values() for rank in pool.ranks}
         self.pools.clear()
-        if mine:
-            await self.client.restart_workers(mine, timeout=self.config.cluster.start_timeout_s, raise_for_error=False)
+        try:
+            await kill_workers(self.client, self._placed, timeout_s=self.config.cluster.start_timeout_s)
+        except TimeoutError as error:
+            raise RanksLost("worker processes did not end when they were killed", error_class="timeout") from error
+        self._placed.clear()
         await self.build()
 
     async def close(self) -> None:
@@ -217,35 +221,14 @@ class Ranks:
     async def _answers(
         self, calls: Sequence[Awaitable[Envelope]], ranks: Sequence[Rank], timeout_s: float, what: str
     ) -> list[Any]:
-        """Every rank's answer, in order. Raises the root cause when one fails; never waits for a
-        rank that hangs in a collective whose other side is gone."""
-        tasks = [asyncio.ensure_future(_answer(call, rank, what)) for call, rank in zip(calls, ranks, strict=True)]
-        done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-        failed = [task for task in done if task.exception() is not None]
-        if not failed and not pending:
-            return [task.result() for task in tasks]
-        self.broken = True
-        if failed and pending:
-            _, pending = await asyncio.wait(pending, timeout=GRACE_S)
-        for task in pending:
-            task.cancel()
-        errors = [e for task in tasks if task.done() and not task.cancelled() and (e := task.exception()) is not None]
-        if not errors:
-            late = ", ".join(
-                f"{ranks[i].global_rank} ({ranks[i].address})" for i, t in enumerate(tasks) if t in pending
-            )
-            raise RanksLost(f"{what}: no answer from rank {late} within {timeout_s:.0f} s (cluster.call_timeout_s)")
-        raise min(errors, key=lambda error: not isinstance(error, RanksLost))
-
-
-async def _answer(call: Awaitable[Envelope], rank: Rank, what: str) -> Any:
-    where = f"{what} on rank {rank.global_rank}"
-    try:
-        envelope = await call
-    except (OSError, ValueError) as error:
-        # what Dask raises for an actor whose worker is gone
-        raise RanksLost(f"{where}: the worker {rank.address} is gone ({error})") from error
-    return envelope.unwrap(where)
+        """Every rank's answer, in order; the first failure is kept as `fault`, and the ranks are `broken`."""
+        try:
+            return await answers_of(calls, ranks, timeout_s=timeout_s, what=what)
+        except (RankError, UserError) as error:
+            if isinstance(error, RankError) and self.fault is None:
+                self.fault = error
+            self.broken = True
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,8 +276,11 @@ class WorkerGroup:
 
     async def manifest(self, spec: StageSpec) -> Any:
         """The manifest of the columns that the pool's first rank has written."""
-        first = self.pool.ranks[0]
-        return (await first.actor.manifest(spec.key)).unwrap(spec.key.name)
+        first = self.pool.ranks[:1]
+        timeout_s = self.ranks.config.cluster.call_timeout_s
+        calls = [rank.actor.manifest(spec.key) for rank in first]
+        (manifest,) = await self.ranks._answers(calls, first, timeout_s, f"the commit of {spec.key.name}")
+        return manifest
 
 
 def _outcome(replies: Sequence[RankReply], global_ranks: Sequence[int]) -> StageOutcome:

@@ -1,23 +1,14 @@
-"""One real Prefect server for all tests of flows."""
+"""A home for a Prefect server of a test's own."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from flows.prefect_server import LocalPrefectServer, client_settings
-
-
-@pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrefectServer]:
-    """A healthy server that this process's Prefect settings (and environment) point to."""
-    home = tmp_path_factory.mktemp("prefect")
-    with LocalPrefectServer(home) as server, client_settings(server.api_url, home):
-        yield server
+from flows.prefect_server import LocalPrefectServer
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 
 from pipeline.rollouts import Array
+from workers.envelope import StageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +35,10 @@ LOG_PROB_DEFINITION = (
 """Trainers recompute exactly this quantity, so that the importance ratio of unchanged weights is 1."""
 
 
-class EngineError(RuntimeError):
+class EngineError(StageError, RuntimeError):
     """The engine failed; the stage may be tried again."""
+
+    error_class = "engine"
 
 
 @dataclass(frozen=True, kw_only=True)

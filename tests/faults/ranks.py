@@ -1,0 +1,96 @@
+"""Rank actors on which a fault strikes once, at a told point; imported by the worker processes.
+
+The plan is `fault.json` beside the run's directory: {"fault", "stage", "at", "rank"}. The process that is struck
+first leaves the time in `fault.fired`. `executed` has a line for each stage that the first rank has begun: its
+name and the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.stages import StageKey
+from workers.envelope import Envelope
+from workers.rank_actor import RankActor, StageRequest
+from workers.rank_context import RankContext
+from workers.stage_output import StageOutput
+from workers.stage_registry import StageMethod
+
+PLAN, FIRED, EXECUTED = "fault.json", "fault.fired", "executed"
+
+
+class FaultyRank(RankActor):
+    """at: `start` and `end` of a stage, its second optimizer `step`, its `commit` (written, not yet
+    committed), `save` (a checkpoint's shards are written, not yet committed)."""
+
+    @cached_property
+    def folder(self) -> Path:
+        assert self._spec is not None
+        return Path(self._spec.run_dir).parent
+
+    def method(self, role: str, method: str) -> StageMethod:
+        compute = super().method(role, method)
+
+        def run(context: RankContext, request: StageRequest) -> StageOutput:
+            name = request.key.name
+            if context.group.rank == 0:
+                with (self.folder / EXECUTED).open("a") as file:
+                    file.write(f"{name} {time.time()}\n")
+            self.strike(name, "start")
+            if self.is_planned(name, "step"):
+                self.strike_in_second_step(context.models[role].optimizer, name)
+            output = compute(context, request)
+            self.strike(name, "end")
+            return output
+
+        return run
+
+    async def manifest(self, key: StageKey) -> Envelope:
+        manifest = await super().manifest(key)
+        self.strike(key.name, "commit")
+        return manifest
+
+    def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> Envelope:
+        versions: Envelope = super().save_checkpoint(path, roles, incarnation)
+        self.strike(Path(path).stem, "save")
+        return versions
+
+    def strike_in_second_step(self, optimizer: Any, name: str) -> None:
+        step, steps = optimizer.step, iter(range(100))
+
+        def struck(**arguments: Any) -> Any:
+            if next(steps) == 1:
+                self.strike(name, "step")
+            return step(**arguments)
+
+        optimizer.step = struck
+
+    def is_planned(self, stage: str, at: str) -> bool:
+        assert self._spec is not None
+        plan = json.loads((self.folder / PLAN).read_text()) if (self.folder / PLAN).exists() else {}
+        wanted = {"stage": stage, "at": at, "rank": self._spec.global_rank}
+        return not (self.folder / FIRED).exists() and {k: plan.get(k) for k in wanted} == wanted
+
+    def strike(self, stage: str, at: str) -> None:
+        if not self.is_planned(stage, at):
+            return
+        fault = json.loads((self.folder / PLAN).read_text())["fault"]
+        (self.folder / FIRED).write_text(str(time.time()))
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "controller":  # its process holds the Dask scheduler, too
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)  # nothing comes between the kill and the end of this process
+        elif fault == "engine":
+            assert self._context is not None
+            os.kill(self._context.engines.engine.launcher_pid, signal.SIGKILL)  # type: ignore[union-attr, arg-type]
+        else:
+            raise ValueError(fault)

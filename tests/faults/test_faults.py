@@ -1,0 +1,103 @@
+"""Faults in every stage of a run: the same weights and samples as without them, and nothing generated twice.
+
+Each fault strikes once in `make test`; the whole matrix is `make test-faults`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from storage.rollout_store import RolloutStore
+from tests.faults.cases import NUM_ITERATIONS, POINTS, Case, Struck, strike_all
+from tests.flows.tiny_runs import final_weights
+
+IN_EVERY_SUITE = {"kill-update", "hang-prepare", "controller-commit", "reward-prepare"}
+CASES = [Case(fault=fault, stage=stage) for fault in ("kill", "hang", "controller") for stage in POINTS]
+CASES.append(Case(fault="reward", stage="prepare"))
+LOST_IN = {
+    "generate": "actor.generate_sequences[1]",
+    "prepare": "critic.compute_values[1]",
+    "update": "critic.update_critic[2]",
+    "commit": "the commit of actor.generate_sequences[1]",
+    "checkpoint": "save_checkpoint",
+}
+
+
+def parameters() -> list[object]:
+    marks = {True: (), False: (pytest.mark.faults,)}
+    return [pytest.param(case, id=case.name, marks=marks[case.name in IN_EVERY_SUITE]) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, prefect_server: object
+) -> dict[str, Struck | BaseException]:
+    """The selected cases, on one cluster."""
+    chosen = [i.callspec.params["case"] for i in request.session.items if i.module is request.module]  # type: ignore[attr-defined]
+    return asyncio.run(strike_all(chosen, tmp_path_factory.mktemp("faults")))
+
+
+@pytest.fixture
+def undisturbed(results: dict[str, Struck | BaseException]) -> Struck:
+    return struck(results, "undisturbed")
+
+
+def struck(results: dict[str, Struck | BaseException], name: str) -> Struck:
+    result = results[name]
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", parameters())
+def test_a_fault_changes_nothing(
+    case: Case, results: dict[str, Struck | BaseException], undisturbed: Struck, tmp_path: Path
+) -> None:
+    ours = struck(results, case.name)
+    assert ours.struck_at is not None, "the fault did not strike"
+    assert ours.summary is not None
+    assert ours.summary.status == "completed" and ours.summary.iterations == NUM_ITERATIONS
+    assert_same_weights(ours.run_dir, undisturbed.run_dir, tmp_path)
+    assert_same_samples(ours.run_dir, undisturbed.run_dir)
+    assert_nothing_generated_twice(case, ours)
+    if case.fault in ("kill", "hang"):
+        assert_one_line_says_it(case, ours.summary.recoveries)
+
+
+def assert_same_weights(run: Path, other: Path, scratch: Path) -> None:
+    for role in ("actor", "critic"):
+        ours, theirs = final_weights(run, role, scratch), final_weights(other, role, scratch)
+        assert ours.keys() == theirs.keys()
+        assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == [], role
+
+
+def assert_same_samples(run: Path, other: Path) -> None:
+    for iteration in range(NUM_ITERATIONS):
+        ours, theirs = (RolloutStore(path / "rollouts").read(iteration) for path in (run, other))
+        assert ours.columns == theirs.columns
+        for name in ("token_ids", "prompt_id", "rollout_log_probs", "reward", "advantages"):
+            assert np.array_equal(ours[name], theirs[name]), (iteration, name)
+
+
+def assert_nothing_generated_twice(case: Case, ours: Struck) -> None:
+    """Only a generation that was not committed when the fault struck is made again."""
+    times = [ours.executed[f"actor.generate_sequences[{i}]"] for i in range(NUM_ITERATIONS)]
+    lost = case.stage in ("generate", "commit")
+    assert times == ([1, 2, 1] if lost else [1, 1, 1]), ours.executed
+
+
+def assert_one_line_says_it(case: Case, recoveries: list[dict[str, Any]]) -> None:
+    (recovery,) = recoveries
+    rank = POINTS[case.stage][2]
+    how = "lost" if case.fault == "kill" else "silent for 6 s"
+    assert recovery["sentence"].startswith(f"rank {rank} was {how} in {LOST_IN[case.stage]}"), recovery
+    origin = "checkpoint 2" if case.stage == "update" else "the initial weights"
+    assert f"; recovered from {origin}, " in recovery["sentence"]
+    assert "\n" not in recovery["sentence"]
