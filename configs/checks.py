@@ -12,7 +12,7 @@ from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
-from configs.errors import ConfigError, first_of, shown
+from configs.errors import ConfigError, first_of, shown, suggestion
 from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
 from configs.init_checks import init_problems
 from configs.machine_checks import machine_problems
@@ -76,6 +76,8 @@ def _names(config: RunConfig) -> Iterator[str]:
         yield from code_problems("loss.policy", config.loss.policy, (*POLICY_LOSSES, *own), "policy loss")
     if config.rollout.environment is not None:
         yield from code_problems("rollout.environment.path", config.rollout.environment.path, (), "environment")
+    if config.data.sampler is not None:
+        yield from code_problems("data.sampler", config.data.sampler, (), "sampler")
     for index, function in enumerate(config.rewards.functions):
         key = f"rewards.functions.{index}.path"
         yield from code_problems(key, function.path, BUILT_IN_REWARDS, "built-in reward")
@@ -157,6 +159,36 @@ def _rollout(config: RunConfig) -> Iterator[str]:
         yield (
             f"rollout.temperature: 0 is greedy, and {config.algorithm} learns from sampled responses; "
             "set it above 0 (evaluation.temperature may be 0)"
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    if config.data.sampler is None and config.data.sampler_options:
+        yield "data.sampler_options: set, but data.sampler is not; name the function that takes them"
+    dynamic = config.rollout.dynamic_sampling
+    if dynamic is None:
+        return
+    if config.rollout.num_samples < 2:
+        yield (
+            "rollout.dynamic_sampling: a prompt has one sample (rollout.num_samples), whose reward cannot differ "
+            "from others; set it to 2 or more"
+        )
+    if config.algorithm == "remax":
+        yield "rollout.dynamic_sampling: remax compares with a greedy response to the same prompts; set it to null"
+    placed = {str(name): pool for name, pool in config.resources.placement.items()}
+    has_model = config.reward.path is not None or config.reward.init is not None
+    if has_model and len({placed.get("reward"), placed.get("actor"), placed.get("rollout", placed.get("actor"))}) > 1:
+        yield (
+            "rollout.dynamic_sampling: the reward model decides during generation; place it, the actor and the "
+            "engines in one pool (resources.placement)"
+        )
+    names = [function.name or function.path.rpartition(":")[2] for function in config.rewards.functions]
+    known = [*names, *(["model"] if has_model else []), *(["environment"] if config.rollout.environment else [])]
+    known += ["over_long"] if config.rewards.over_long.buffer is not None else []
+    if dynamic.part is not None and dynamic.part not in known:
+        yield (
+            f"rollout.dynamic_sampling.part: there is no reward {dynamic.part!r}; "
+            f"{suggestion(dynamic.part, known, noun='reward')}"
         )
 
 
@@ -323,6 +355,7 @@ CHECKS: tuple[Check, ...] = (
     _something_is_rewarded,
     _answers,
     _rollout,
+    _sampling,
     _advantages,
     _loss,
     _rollout_correction,

@@ -168,6 +168,10 @@ class DataConfig(Section):
     """Prompts that earlier runs of this `name` under `output` have sampled. last: each epoch takes the new ones first; mix: no difference."""
     exclude_held_out: bool = False
     """Prompts: leave training rows out whose prompt is also in `validation`; the count is a metric."""
+    sampler: str | None = None
+    """`module:function` or `file.py:function` that chooses each iteration's prompts from what earlier ones stored (docs/extending.md); null: every prompt once an epoch."""
+    sampler_options: dict[str, Any] = {}
+    """Keyword arguments of the sampler."""
     shuffle: bool = True
     """A new permutation each epoch, a function of (seed, epoch)."""
 
@@ -193,6 +197,15 @@ class EnvironmentConfig(Section):
     """Processes of a rank that play its episodes; each steps one episode at a time."""
 
 
+class DynamicSamplingConfig(Section):
+    """Groups whose rewards are all equal are replaced by further prompts, within the generation stage (DAPO)."""
+
+    max_rounds: NonNegativeInt = 3
+    """Further rounds of generation at most, each with as many prompts as groups are missing; then the iteration goes on with the groups that there are."""
+    part: str | None = None
+    """Name of the reward's part (`reward/NAME`) that has to differ; null: the weighted sum."""
+
+
 class RolloutConfig(Section):
     """Generation."""
 
@@ -212,6 +225,8 @@ class RolloutConfig(Section):
     """0: no limit."""
     stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """null: those of the generation config, else the tokenizer's end of sequence."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replace groups without variance; the rewards are then computed within the generation stage. null: off."""
     environment: EnvironmentConfig | None = None
     """Play episodes of several turns; null: one response to each prompt."""
     recompute_log_probs: bool = True

@@ -23,6 +23,7 @@ from flows.recovery import Recoveries
 from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
+from pipeline.calls import history_read
 from pipeline.coefficients import Coefficients
 from pipeline.placement import pools_of
 from pipeline.stages import STORE, StageOutcome, StageSpec
@@ -105,6 +106,8 @@ class Controller:
         arguments = {**spec.arguments, **self.coefficients.arguments(spec.call.site)}
         group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
         is_update = spec.call.kind == "state"
+        if history_read(spec.call, self.config):
+            await self.settle()
         self.view.stage_started(spec.key.name)
         self.recoveries.started(spec.key.name, iteration=spec.key.iteration, updates=is_update)
         started = time.perf_counter()

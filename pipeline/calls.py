@@ -24,7 +24,7 @@ class ModelCall:
     exists. `new_rows` marks calls whose result has rows of its own, `generates` those that ask the rollout engines.
     `uses` names roles whose models the call needs
     on the same ranks, where there are any. `also_reads`: columns of further row sets, by the name of the argument
-    that is given them.
+    that is given them. `reads_history`: the call reads what earlier iterations have committed.
     """
 
     role: str
@@ -36,6 +36,7 @@ class ModelCall:
     new_rows: bool = False
     generates: bool = False
     uses: tuple[str, ...] = ()
+    reads_history: bool = False
     also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -80,6 +81,8 @@ CALLS: dict[str, ModelCall] = {
     for call in (
         ModelCall(role="actor", method="generate_sequences", kind="column", protocol="3D_ALL_MICRO_DP",
                   writes=GENERATED, new_rows=True, generates=True),
+        ModelCall(role="actor", method="replay_sequences", kind="column", protocol="ONE_TO_ALL",
+                  writes=(*GENERATED, "reward", "reward_dropped", "replayed_from"), new_rows=True, reads_history=True),
         ModelCall(role="actor", method="load_sequences", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
         ModelCall(role="actor", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
         ModelCall(role="cost", method="load_pairs", kind="column", protocol="DP_PROTO", writes=(*LOADED, "is_safe"),
@@ -130,11 +133,29 @@ def present_columns(reads: tuple[str, ...], present: Collection[str]) -> tuple[s
     return tuple(name.rstrip("?") for name in reads if not name.endswith("?") or name[:-1] in present)
 
 
-def columns_written(call: ModelCall, config: RunConfig) -> tuple[str, ...]:
-    """What a call writes under this configuration."""
-    if call.site == "actor.generate_sequences" and config.rollout.environment is not None:
-        return (*call.writes, *EPISODES)
-    return call.writes
+def columns_written(call: ModelCall, config: RunConfig, row_set: str = "") -> tuple[str, ...]:
+    """What a call writes under this configuration; row_set: where to."""
+    written = call.writes
+    if call.method in ("generate_sequences", "replay_sequences") and config.rollout.environment is not None:
+        written = (*written, *EPISODES)
+    if draws_dynamically(call, config, row_set):
+        written = (*written, "reward", "reward_dropped")
+    return written
+
+
+def draws_dynamically(call: ModelCall, config: RunConfig, row_set: str = "") -> bool:
+    """Generation that scores, and replaces groups without variance: of the rows that are trained on."""
+    return call.site == "actor.generate_sequences" and config.rollout.dynamic_sampling is not None and not row_set
+
+
+def roles_used(call: ModelCall, config: RunConfig) -> tuple[str, ...]:
+    """Roles whose models a call needs beside its own, under this configuration."""
+    return (*call.uses, "reward") if draws_dynamically(call, config) else call.uses
+
+
+def history_read(call: ModelCall, config: RunConfig) -> bool:
+    """Whether a call reads what earlier iterations have committed."""
+    return call.reads_history or (call.site == "actor.generate_sequences" and config.data.sampler is not None)
 
 
 def register_call(call: ModelCall) -> None:

@@ -26,7 +26,18 @@ def batch_rows(
     if iteration < 0:
         raise ValueError(f"iteration is {iteration}; the first one is 0")
     epoch, batch = divmod(iteration, num_batches(num_rows, batch_size))
-    order = permutation(num_rows, seed, "epoch", epoch) if shuffle else np.arange(num_rows, dtype=np.int64)
-    if num_first:
-        order = np.concatenate([order[order < num_first], order[order >= num_first]])
+    order = _order(num_rows, epoch, seed, shuffle, num_first)
     return order[batch * batch_size : (batch + 1) * batch_size]
+
+
+def epoch_rows(
+    num_rows: int, batch_size: int, iteration: int, seed: int, shuffle: bool, *, num_first: int = 0
+) -> Array:
+    """int64, every row in the order of the iteration's epoch, beginning with the iteration's own batch."""
+    epoch, batch = divmod(iteration, num_batches(num_rows, batch_size))
+    return np.roll(_order(num_rows, epoch, seed, shuffle, num_first), -batch * batch_size)
+
+
+def _order(num_rows: int, epoch: int, seed: int, shuffle: bool, num_first: int) -> Array:
+    order = permutation(num_rows, seed, "epoch", epoch) if shuffle else np.arange(num_rows, dtype=np.int64)
+    return np.concatenate([order[order < num_first], order[order >= num_first]]) if num_first else order

@@ -80,6 +80,16 @@ class Models:
         target.add(await self._execute(spec))
         return target
 
+    def replay(
+        self, prompts: Prompts, *, last: int, groups: int, select: str = "uniform"
+    ) -> asyncio.Task[RolloutsHandle]:
+        """Rows of earlier iterations as a row set of this one (`replay`), with their rewards and what sampled them.
+
+        last: iterations to choose from. groups: at most so many prompts' samples; none before there are any.
+        select: a registered selection (uniform, newest) or an import path (`pipeline.replay.Selection`).
+        """
+        return self.call("actor.replay_sequences", prompts, row_set="replay", last=last, groups=groups, select=select)
+
     async def compute_advantages(
         self, rollouts: RolloutsHandle, *, estimator: str | None = None, baseline: RolloutsHandle | None = None
     ) -> RolloutsHandle:
@@ -232,7 +242,10 @@ class Reward(_Role):
         return self._models.call("reward.load_pairs", batch)
 
     def compute_reward(self, rollouts: RolloutsHandle) -> Awaitable[RolloutsHandle]:
-        """One score per sequence, and its parts."""
+        """One score per sequence, and its parts; nothing runs where generation has scored already
+        (`rollout.dynamic_sampling`)."""
+        if "reward" in rollouts.columns:
+            return _ready(rollouts)
         return self._models.call("reward.compute_reward", rollouts)
 
     def update_reward(self, pairs: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:

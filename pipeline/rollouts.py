@@ -46,6 +46,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "prompt_length": ("int32", "tokens"),
     "response_length": ("int32", "tokens"),
     "finish_reason": ("str", "stop, length or abort; episodes: done, max_turns, length, error or abort"),
+    "replayed_from": ("int32", "replayed rows: the iteration that sampled them"),
     "num_turns": ("int32", "episodes: actions"),
     "environment_reward": ("float32", "episodes: sum of the steps' rewards"),
     "environment_dropped": ("uint8", "episodes: 1 where an environment failed and the prompt's samples leave"),

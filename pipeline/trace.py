@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
-from pipeline.calls import Kind, columns_written, present_columns
+from pipeline.calls import Kind, columns_written, present_columns, roles_used
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_of, pools_of
 from pipeline.plugins import load_plugins
@@ -63,7 +63,9 @@ async def trace_async(config: RunConfig) -> list[TracedCall]:
     async def record(spec: StageSpec) -> StageOutcome:
         calls.append(traced(spec, config))
         _check(spec, len(calls))
-        return StageOutcome(num_rows=1, columns=dict.fromkeys(columns_written(spec.call, config), "trace"))
+        return StageOutcome(
+            num_rows=1, columns=dict.fromkeys(columns_written(spec.call, config, spec.row_set), "trace")
+        )
 
     models = Models(run="trace", iteration=0, config=config, execute=record)
     iteration = get_algorithm(config.algorithm).function(models, RolloutsHandle(0))
@@ -99,8 +101,8 @@ def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
         pool=pool_of(config, spec.call.role),
         kind=spec.call.kind,
         reads=(*named(spec.rollouts.row_set, present_columns(spec.call.reads, spec.rollouts.columns)), *also),
-        writes=named(spec.row_set, columns_written(spec.call, config)),
-        uses=tuple(role for role in spec.call.uses if needs_model(config, role)),
+        writes=named(spec.row_set, columns_written(spec.call, config, spec.row_set)),
+        uses=tuple(role for role in roles_used(spec.call, config) if needs_model(config, role)),
         also_on=pools_of(config, spec.call)[1:],
     )
 

@@ -85,6 +85,11 @@ class PromptSource:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    @property
+    def row_numbers(self) -> Array:
+        """int64 [len], the data set's row of each prompt (`prompt_id`)."""
+        return np.array([prompt.row for prompt in self._prompts], dtype=np.int64)
+
     def prompts(self, rows: Array | Sequence[int]) -> list[Prompt]:
         """The prompts at these indices (0 to len - 1), in this order."""
         return [self._prompts[int(row)] for row in rows]

@@ -17,6 +17,7 @@ from configs.schema import CostsConfig, RewardsConfig, RunConfig
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
 from storage.earlier_runs import read_seen
+from storage.rollout_store import RolloutStore
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
 from workers.device import choose_device
@@ -27,6 +28,7 @@ from workers.kept_tokenizer import keep_vocabulary
 from workers.pretraining import PretrainingSource
 from workers.process_group import Joined, TCPStore, join
 from workers.prompt_limits import check_prompts
+from workers.prompt_rows import HistoryReader
 from workers.residency import Residency
 from workers.rewards import RewardFunctions, default_processes
 from workers.role_model import RoleModel
@@ -161,6 +163,16 @@ class RankContext:
         if self.config.rollout.environment is None:
             raise UserError("rollout.environment: not set; name the class to play")
         return EnvironmentPool(self.config.rollout.environment)
+
+    @cached_property
+    def store(self) -> RolloutStore:
+        """What earlier iterations have committed."""
+        return RolloutStore(self.run_dir / "rollouts")
+
+    @cached_property
+    def history(self) -> HistoryReader:
+        """What earlier iterations say about each prompt."""
+        return HistoryReader(self.store, self.prompts.row_numbers)
 
     @cached_property
     def turn_tokens(self) -> TurnTokens:

@@ -6,6 +6,7 @@ own shard; columns meet on the pool's first rank, in the rows' order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,20 @@ import numpy as np
 from configs.schema import RunConfig
 from pipeline.advantages import compute_advantages
 from pipeline.balance import mini_batches, partition_by_tokens
+from pipeline.calls import CALLS, draws_dynamically
 from pipeline.cursor import batch_rows
 from pipeline.dropping import kept_rows, with_dropped, without_dropped
 from pipeline.random import seed_of
 from pipeline.rollout_gap import rollout_gap
 from pipeline.rollouts import Array, Rollouts, concat, in_loss
+from workers import replay  # noqa: F401 - registers its stage method
+from workers.dynamic_sampling import draw_with_variance
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
 from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine, samples_per_prompt
 from workers.pretraining import pretraining_steps
 from workers.process_group import PoolGroup, gather_to_first
+from workers.prompt_rows import iteration_rows
 from workers.rank_context import RankContext
 from workers.scoring import ScoredRows, score_rewards
 from workers.stage_output import StageOutput
@@ -72,26 +77,26 @@ def generate_sequences(context: RankContext, request: StageRequest) -> StageOutp
     """Generation with the newest weights; a prompt's samples stay on one rank."""
     check_version(context, request)
     transition = prepare_engines(context)
-    source = context.prompts
-    config = context.config
-    data_rows = batch_rows(
-        len(source),
-        config.data.batch_size,
-        request.key.iteration,
-        config.seed,
-        config.data.shuffle,
-        num_first=source.num_new,
-    )
-    prompts = source.prompts(data_rows)
-    lengths = np.array([len(p.tokens) for p in prompts])
-    mine = prompts_of_engine(context, lengths)
-    part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
-    context.engines.sleep()
+    batch, reserves = iteration_rows(context, request.key.iteration)
+    if draws_dynamically(CALLS["actor.generate_sequences"], context.config, request.row_set):
+        started = time.perf_counter()
+        drawn = draw_with_variance(context, request, batch, reserves)
+        metrics = {"generation_seconds": time.perf_counter() - started, **drawn.metrics}
+        metrics |= failure_metrics(drawn.scored, context.group)
+        part, num_groups = drawn.part, drawn.num_groups
+    else:
+        prompts = context.prompts.prompts(batch)
+        mine = prompts_of_engine(context, np.array([len(p.tokens) for p in prompts]))
+        part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
+        context.engines.sleep()
+        num_groups = len(prompts)
     num_samples = samples_per_prompt(context, request)
     rows = part["group"].astype(np.int64) * num_samples + part["sample"]
-    total = len(prompts) * num_samples
+    total = num_groups * num_samples
     columns = collect(context, request, rows, part, total)
-    metrics = {**metrics, **transition, **generation_metrics(columns), **data_counts(source.counts)}
+    if columns is not None and "reward" in columns:
+        metrics |= reward_metrics(columns.only([n for n in columns.sample_columns if n.startswith("reward")]))
+    metrics = {**metrics, **transition, **generation_metrics(columns), **data_counts(context.prompts.counts)}
     return StageOutput(columns=columns, new_rows=True, num_rows=total, metrics=metrics)
 
 

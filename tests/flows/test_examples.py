@@ -17,12 +17,31 @@ from configs.schema import RunConfig
 from flows.preflight import check
 from flows.run import RunSummary, session
 from pipeline.trace import trace_async
+from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.models import tiny_model_dir
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ("calculator",)
+ITERATIONS = {"calculator": 2, "gigpo": 2, "replay_grpo": 3, "metis": 2}
+EXAMPLES = tuple(ITERATIONS)
+VOWELS = "def vowels(prompt, response, answer):\n    return sum(c in 'aeiou' for c in response) / 8\n"
+
+
+COUNTED = """
+import numpy as np
+
+from pipeline.calls import ModelCall, register_call
+from workers.stage_registry import stage_method
+
+{code}"""
+
+
+def documented_call() -> str:
+    """The code of docs/extending.md that registers a call and what a rank does for it."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    code = text[text.index('@stage_method("actor.count_letters")') :]
+    return COUNTED.replace("{code}", code[: code.index("```")])
 
 
 @contextmanager
@@ -36,11 +55,13 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def small(name: str, model: Path) -> RunConfig:
-    """The example as it is, with a tiny model and few iterations."""
+    """The example as it is, with a tiny model and few iterations; generated tasks are replaced by a file of them."""
     changes = [
-        f"actor.path={model}", "training.num_iterations=3", "data.batch_size=4", "rollout.num_samples=4",
-        "rollout.max_new_tokens=8", "resources={num_ranks: 2, device: cpu}", "checkpoint.every=3",
+        f"actor.path={model}", f"training.num_iterations={ITERATIONS[name]}", "data.batch_size=4",
+        "rollout.num_samples=4", "rollout.max_new_tokens=8", "resources={num_ranks: 2, device: cpu}",
     ]  # fmt: skip
+    if name in ("replay_grpo", "metis"):
+        changes += ["data.train={path: calculator.jsonl}", "rewards.functions=[{path: vowels.py:vowels}]"]
     return load_config(f"{name}.yaml", changes)
 
 
@@ -48,6 +69,7 @@ def small(name: str, model: Path) -> RunConfig:
 def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
     folder = tmp_path_factory.mktemp("outside")
     shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
+    (folder / "vowels.py").write_text(VOWELS)
     model = tiny_model_dir(folder, "llama", seed=1)
 
     async def everything() -> dict[str, RunSummary]:
@@ -57,6 +79,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> di
                 config = small(name, model)
                 check(config)
                 done[name] = await open_session.run(config)
+            (folder / "counted.py").write_text(documented_call())
+            config = small("replay_grpo", model)
+            changes = {"name": "counted", "algorithm": "counted.py:counted"}
+            done["counted"] = await open_session.run(config.model_copy(update=changes))
         return done
 
     with working_in(folder):
@@ -69,20 +95,57 @@ def rollouts_of(summary: RunSummary) -> RolloutStore:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_completes_with_the_stages_of_its_trace(name: str, runs: dict[str, RunSummary]) -> None:
-    assert runs[name].status == "completed" and runs[name].iterations == 3
+    assert runs[name].status == "completed" and runs[name].iterations == ITERATIONS[name]
     run = Path(runs[name].run_dir)
     with working_in(run.parent):
         calls = asyncio.run(trace_async(RunDirectory.open(run).config()))
-    for iteration in range(3):
+    for iteration in range(ITERATIONS[name]):
         stages = rollouts_of(runs[name]).stages(iteration)
         assert set(stages) == {call.stage for call in calls}
         for call in calls:
-            written = {c for c in stages[call.stage].columns if not c.startswith("reward/")}
-            assert written == set(call.writes), call.stage
+            names = (named(stages[call.stage].row_set, c) for c in stages[call.stage].columns)
+            assert {c for c in names if not c.startswith("reward/")} == set(call.writes), call.stage
+
+
+def test_a_call_of_ones_own_runs_on_the_ranks(runs: dict[str, RunSummary]) -> None:
+    batch = rollouts_of(runs["counted"]).read(1)
+    assert batch["letters"].tolist() == [len(text) for text in batch["text"]]
+
+
+def named(row_set: str, column: str) -> str:
+    return f"{row_set}/{column}" if row_set else column
 
 
 def test_a_tool_is_called_within_an_episode(runs: dict[str, RunSummary]) -> None:
-    batch = rollouts_of(runs["calculator"]).read(2)
+    batch = rollouts_of(runs["calculator"]).read(1)
     assert {"done", "max_turns"} >= set(batch["finish_reason"])
     assert np.array_equal(batch["reward"], batch["reward/environment"])
     assert batch.num_rows == 16
+
+
+def test_groups_of_earlier_iterations_are_replayed_as_they_were_sampled(runs: dict[str, RunSummary]) -> None:
+    store = rollouts_of(runs["replay_grpo"])
+    assert store.read(0, row_set="replay").num_rows == 0
+    for iteration in (1, 2):
+        fresh, replayed = store.read(iteration), store.read(iteration, row_set="replay")
+        assert replayed.num_rows == 8, "two groups of four"
+        assert set(replayed["replayed_from"]) <= set(range(iteration))
+        assert set(fresh["policy_version"][fresh["response_mask"] == 1]) == {2 * iteration}, "two updates an iteration"
+        for group in np.unique(replayed["group"]):
+            rows = replayed.select(np.flatnonzero(replayed["group"] == group))
+            source = store.read(int(rows["replayed_from"][0]))
+            original = source.select(np.flatnonzero(source["prompt_id"] == rows["prompt_id"][0]))
+            for name in ("token_ids", "rollout_log_probs", "policy_version", "reward", "text"):
+                assert np.array_equal(rows[name], original[name]), name
+            assert not np.array_equal(rows["log_probs"], original["log_probs"]), "recomputed with newer weights"
+
+
+def test_a_curriculum_may_take_other_prompts_than_the_cursor(runs: dict[str, RunSummary]) -> None:
+    store = rollouts_of(runs["metis"])
+    for iteration in range(ITERATIONS["metis"]):
+        assert len(set(store.read(iteration, columns=["prompt_id"])["prompt_id"])) == 4
+
+
+def test_step_groups_reach_the_estimator(runs: dict[str, RunSummary]) -> None:
+    for row in read_metrics(RunDirectory.open(runs["gigpo"].run_dir).metrics):
+        assert 0 < row["actions_with_company"] <= 1

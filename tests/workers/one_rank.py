@@ -25,13 +25,15 @@ from workers.stage_registry import get_method
 
 
 class InProcessPlane(DataPlane):
-    """Columns by iteration, in memory; `store` may be set for what reads history."""
+    """Columns by iteration and row set, in memory."""
 
     def __init__(self) -> None:
         self.rollouts: dict[int, Rollouts] = {}
+        self.others: dict[tuple[int, str], Rollouts] = {}
 
     def get(self, ref: ColumnsRef, columns: Sequence[str]) -> Rollouts:
-        return self.rollouts[ref.iteration].only(columns)
+        held = self.others[ref.iteration, ref.row_set] if ref.row_set else self.rollouts[ref.iteration]
+        return held.only(columns)
 
 
 class OneRank:
@@ -55,15 +57,18 @@ class OneRank:
             global_rank=0,
         )
 
-    def run(self, site: str, iteration: int = 0, **arguments: Any) -> StageOutput:
+    def run(self, site: str, iteration: int = 0, row_set: str = "", **arguments: Any) -> StageOutput:
         call = CALLS[site]
-        held = self.plane.rollouts.get(iteration)
+        rows: Any = (iteration, row_set) if row_set else iteration
+        place: dict[Any, Rollouts] = self.plane.others if row_set else self.plane.rollouts  # type: ignore[assignment]
+        held = place.get(rows)
         columns = dict.fromkeys(() if held is None or call.new_rows else held.columns, "here")
         request = StageRequest(
             key=StageKey(run="test", iteration=iteration, site=site),
             role=call.role,
             method=call.method,
-            rollouts=ColumnsRef(iteration=iteration, num_rows=0, columns=columns),
+            rollouts=ColumnsRef(iteration=iteration, num_rows=0, columns=columns, row_set=row_set),
+            row_set=row_set,
             reads=tuple(n.rstrip("?") for n in call.reads if not n.endswith("?") or n[:-1] in columns),
             shard=0,
             num_shards=1,
@@ -74,12 +79,19 @@ class OneRank:
         output = get_method(call.role, call.method)(self.context, request)
         if output.columns is not None:
             new = output.columns
-            self.plane.rollouts[iteration] = (
+            place[rows] = (
                 new
                 if output.new_rows or held is None
                 else held.with_columns(token=new.token_columns, sample=new.sample_columns)
             )
         return output
+
+    def commit(self, iteration: int) -> None:
+        """Store the iteration's rollouts, for what reads history."""
+        store = self.context.store
+        columns = self.plane.rollouts[iteration]
+        manifest = store.write(iteration, "actor.generate_sequences", columns, new_rows=True, attempt="1")
+        store.commit(iteration, manifest)
 
     def close(self) -> None:
         """End engines and child processes; the process group stays for the other tests."""
