@@ -51,6 +51,8 @@ LOSS_CASES: dict[str, LossCase] = {
     "value": LossCase(role="critic", loss="value", sections={"loss": {"value_clip": 0.2}}),
     "sft": _case("sft", "token_mean"),
     "bradley_terry": LossCase(role="reward", loss="bradley_terry"),
+    "dpo": LossCase(loss="dpo", sections={"preference": {"beta": 0.5, "label_smoothing": 0.1}}),
+    "cost_preference": LossCase(role="reward", loss="cost_preference"),
 }
 
 
@@ -63,7 +65,8 @@ def rollouts() -> Rollouts:
         name: (batch["log_probs"] + rng.normal(size=len(mask)) * scale).astype(np.float32) * mask
         for name, scale in (("rollout_log_probs", 0.6), ("ref_log_probs", 0.5))
     }
-    return batch.with_columns(token=near)
+    is_safe = (np.arange(batch.num_rows) % 3 == 0).astype(np.uint8)
+    return batch.with_columns(token=near, sample={"is_safe": is_safe})
 
 
 def write_models(folder: Path) -> str:

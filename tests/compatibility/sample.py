@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import RunConfig
+from pipeline.rollouts import Rollouts, offsets_of
 from storage.checkpoints import CheckpointStore
 from storage.rollout_store import RolloutStore
-from tests.storage.batches import assert_same, full_batch
+from tests.storage.batches import assert_same
 from tests.workers.reference import single_rank_mesh
 from workers.role_model import RoleModel
 
@@ -46,7 +47,7 @@ def write(archive: Path) -> None:
     """Make the sample with the versions that are installed."""
     with tempfile.TemporaryDirectory() as folder:
         store = RolloutStore(Path(folder) / "rollouts")
-        manifest = store.write(0, "actor.generate_sequences", full_batch(7), new_rows=True, attempt="1")
+        manifest = store.write(0, "actor.generate_sequences", _batch(), new_rows=True, attempt="1")
         store.commit(0, manifest, metrics={"response_length_mean": 1.5})
         actor, checkpoints = _actor(), CheckpointStore(Path(folder) / "checkpoints", keep_last=2)
         _fill(actor)
@@ -63,7 +64,7 @@ def check(archive: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
-        assert_same(RolloutStore(Path(folder) / "rollouts").read(0), full_batch(7))
+        assert_same(RolloutStore(Path(folder) / "rollouts").read(0), _batch())
         newest = CheckpointStore(Path(folder) / "checkpoints", keep_last=2).latest()
         assert newest is not None and newest.step == STEP and newest.state["kl_coef"] == 0.125
         actor, expected = _actor(), _actor()
@@ -80,6 +81,27 @@ def check(archive: Path) -> dict[str, str]:
 def versions() -> dict[str, str]:
     names = ("torch", "zarr", "numpy", "transformers")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _batch() -> Rollouts:
+    """Some columns of each kind."""
+    draw = np.random.default_rng(7)
+    lengths = np.array([5, 0, 17, 1])
+    num_tokens = int(lengths.sum())
+    return Rollouts(
+        offsets=offsets_of(lengths),
+        token_columns={
+            "token_ids": draw.integers(0, 1000, num_tokens).astype(np.int32),
+            "response_mask": draw.integers(0, 2, num_tokens).astype(np.uint8),
+            "log_probs": (draw.integers(-640, 0, num_tokens) / 64).astype(np.float32),
+        },
+        sample_columns={
+            "prompt_id": draw.integers(0, 2**40, 4),
+            "group": np.arange(4, dtype=np.int32),
+            "reward/exact_match": np.array([0, 1, 0.5, -1], dtype=np.float32),
+            "text": np.array(["", "plain", "\u00fc\u2603\u6f22", "line\nbreak\x00"], dtype=object),
+        },
+    )
 
 
 def _actor() -> RoleModel:
