@@ -34,7 +34,7 @@ CRITIC: dict[str, Any] = {"critic": {"optimizer": {"lr": 1e-2}}}
 FAMILIES: dict[str, dict[str, Any]] = {
     "critic": {**CRITIC, "training": {"num_iterations": 70, "num_epochs": 2}},
     "group": {"training": {"num_iterations": 60, "num_epochs": 2}},
-    # Advantages that no group centres: a second step on a batch pushes away from all of it, and unlearns.
+    # Advantages that no group centres.
     "on_policy": {"training": {"num_iterations": 80, "num_epochs": 1}},
     "sequence": {"training": {"num_iterations": 60, "num_epochs": 2}},
 }
