@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from pipeline.rollouts import TOKEN_COLUMNS, Array, Rollouts, offsets_of
 from workers.data_plane import DataPlane
@@ -15,6 +16,9 @@ from workers.stage_output import StageOutput
 
 if TYPE_CHECKING:
     from workers.stage_registry import StageMethod
+
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,10 @@ class SleepingContext:
     plane: DataPlane
     first: bool
     sizes: Sizes
-    device: str = "none"
+    device: torch.device = CPU
+
+    def use_group(self, *, spans_pools: bool) -> None:
+        """No process group is there."""
 
     def close(self) -> None:
         """Nothing is held."""
