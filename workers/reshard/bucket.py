@@ -48,12 +48,11 @@ class Bucket:
     def _part(self, name: str, nbytes: int, limit: int) -> Tensor:
         if nbytes > limit:
             raise ValueError(f"{nbytes} bytes asked of the bucket's {name}, which has {limit}")
-        part = self._parts.get(name)
-        if part is None or part.nbytes < nbytes:
-            self._parts.pop(name, None)
-            part = self._parts[name] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        if name not in self._parts or self._parts[name].nbytes < nbytes:
+            self._parts.pop(name, None)  # nothing else holds the smaller one: it is gone before the larger one is made
+            self._parts[name] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             self.peak_bytes = max(self.peak_bytes, sum(held.nbytes for held in self._parts.values()))
-        return part[:nbytes]
+        return self._parts[name][:nbytes]
 
 
 def cast_into(target: Tensor, source: Tensor, bucket: Bucket) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,6 +32,22 @@ def test_peak_counts_what_is_held_at_once_and_survives_the_release() -> None:
     bucket.release()
     bucket.staging(10)
     assert bucket.peak_bytes == 400
+
+
+def test_a_part_that_grows_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or both would be held, and the extra memory would pass the bound."""
+    bucket = Bucket(1024, CPU)
+    smaller = weakref.ref(bucket.half(0, 100)._base)
+    alive = []
+    empty = torch.empty
+
+    def watched(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        alive.append(smaller() is not None)
+        return empty(*arguments, **keywords)
+
+    monkeypatch.setattr(torch, "empty", watched)
+    bucket.half(0, 200)
+    assert alive == [False]
 
 
 def test_the_parts_together_stay_below_the_bound() -> None:
