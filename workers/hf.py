@@ -171,8 +171,10 @@ def _tokenizer_source(config: RunConfig) -> tuple[str, ModelConfig]:
 
 def _generation_eos(config: RunConfig) -> int | list[int] | None:
     path = config.actor.path
-    if path is None or config.actor.init is not None or path.startswith((CHECKPOINT, GGUF)):
+    if path is None or config.actor.init is not None or path.startswith(GGUF):
         return None
+    if path.startswith(CHECKPOINT):  # a run's weights end where those that it began with do
+        return _generation_eos(RunDirectory.resolve(parse_checkpoint(path).run, config.output).config())
     location, options = _location(path, config.actor)
     try:
         generation = GenerationConfig.from_pretrained(location, revision=options.get("revision", "main"))

@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 
 from configs.errors import UserError
 from configs.schema import ModelConfig, RunConfig
+from storage.run_directory import RunDirectory
 from tests.models import tiny_config, tiny_model_dir, write_tokenizer
 from tests.workers.reference import build, grouped_rollouts, max_difference, run_config
 from workers.hf import load_model, load_tokenizer, score_head, stop_token_ids
@@ -87,6 +88,18 @@ def test_stop_ids_are_the_configured_then_the_models_then_the_tokenizers(tmp_pat
     assert stop_token_ids(run_config(folder, rollout={"stop_token_ids": [5]}), tokenizer) == (5,)
     (folder / "generation_config.json").unlink()
     assert stop_token_ids(config, tokenizer) == (1,)
+
+
+@pytest.mark.parametrize("suffix", ["", "@3", "@3/actor"])
+def test_a_run_that_goes_on_from_another_ends_where_the_first_models_do(tmp_path: Path, suffix: str) -> None:
+    """An instruct model's tokenizer may name another token than the one that ends its turns."""
+    folder = tiny_model_dir(tmp_path)
+    GenerationConfig(eos_token_id=[7, 8]).save_pretrained(folder)
+    run = RunDirectory.create(run_config(folder), tmp_path / "runs")
+    config = RunConfig.model_validate({"actor": {"path": f"checkpoint:{run.path}{suffix}"}})
+    tokenizer = load_tokenizer(config)
+    assert tokenizer.eos_token_id == 1
+    assert stop_token_ids(config, tokenizer) == (7, 8)
 
 
 def test_a_model_of_another_kind_is_refused_instead_of_started_at_random(tmp_path: Path) -> None:
