@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ import yaml
 
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.reshard import SHAPE_NAMES, versions
+from benchmarks.reshard_model import model_arguments
 from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES, parameter_shapes
 from storage.metrics import read_metrics
@@ -114,20 +116,6 @@ def configuration(options: argparse.Namespace, geometry: ModelGeometry, folder: 
     }
 
 
-def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
-    """Of `AutoConfig.for_model`."""
-    return {
-        "model_type": geometry.family,
-        "vocab_size": geometry.vocab_size,
-        "hidden_size": geometry.hidden_size,
-        "intermediate_size": geometry.intermediate_size,
-        "num_hidden_layers": geometry.num_layers,
-        "num_attention_heads": geometry.num_heads,
-        "num_key_value_heads": geometry.num_kv_heads,
-        "tie_word_embeddings": geometry.tied,
-    }
-
-
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """One word for each id: `<unk> <eos> <pad> w3 w4 ...`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -165,7 +153,7 @@ def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: Gp
     median = {name: statistics.median([row[name] for row in rows]) for name in numbers(rows)}
     seconds = median["time/iteration"]
     update = median["time/actor.update_actor"]
-    parameters = sum(prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
+    parameters = sum(math.prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
     flops = 6 * parameters * median["actor/packed_tokens"] * median["actor/steps"]
     return {
         "iteration_s": seconds,
@@ -188,13 +176,6 @@ def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: Gp
 def numbers(rows: list[dict[str, Any]]) -> list[str]:
     """Metrics that every row has as a number."""
     return [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
-
-
-def prod(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 def report(result: dict[str, Any], options: argparse.Namespace) -> str:

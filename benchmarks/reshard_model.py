@@ -15,18 +15,22 @@ from pipeline.reshard.geometry import ModelGeometry
 from workers.reshard.placements import shard_placement
 
 
+def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
+    """Of `AutoConfig.for_model`, and of `actor.init`; without the number of positions."""
+    return {
+        "model_type": geometry.family,
+        "vocab_size": geometry.vocab_size,
+        "hidden_size": geometry.hidden_size,
+        "intermediate_size": geometry.intermediate_size,
+        "num_hidden_layers": geometry.num_layers,
+        "num_attention_heads": geometry.num_heads,
+        "num_key_value_heads": geometry.num_kv_heads,
+        "tie_word_embeddings": geometry.tied,
+    }
+
+
 def hf_config(geometry: ModelGeometry) -> PretrainedConfig:
-    config: PretrainedConfig = AutoConfig.for_model(
-        geometry.family,
-        hidden_size=geometry.hidden_size,
-        intermediate_size=geometry.intermediate_size,
-        vocab_size=geometry.vocab_size,
-        num_hidden_layers=geometry.num_layers,
-        num_attention_heads=geometry.num_heads,
-        num_key_value_heads=geometry.num_kv_heads,
-        tie_word_embeddings=geometry.tied,
-        max_position_embeddings=32768,
-    )
+    config: PretrainedConfig = AutoConfig.for_model(**model_arguments(geometry), max_position_embeddings=32768)
     return config
 
 

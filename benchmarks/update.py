@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.iteration import PEAK_FLOPS, model_arguments, prod
+from benchmarks.iteration import PEAK_FLOPS
 from benchmarks.reshard import SHAPE_NAMES, versions
+from benchmarks.reshard_model import model_arguments
 from configs.schema import RunConfig
 from pipeline.reshard.shapes import SHAPES, parameter_shapes
 from pipeline.rollouts import Rollouts, offsets_of
@@ -103,7 +105,7 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     seconds, forward = clock(update, options), clock(lambda: model.compute_log_prob(batch), options)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-    parameters = sum(prod(shape) for shape in parameter_shapes(geometry).values())
+    parameters = sum(math.prod(shape) for shape in parameter_shapes(geometry).values())
     tokens = metrics["packed_tokens"]
     row = {
         "variant": variant,

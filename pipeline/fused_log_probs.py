@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pipeline.log_probs import chunks
+
 Kernels = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -42,7 +44,7 @@ class FusedLogProbs(torch.autograd.Function):
         log_probs = hidden.new_empty(len(hidden), dtype=torch.promote_types(weight.dtype, torch.float32))
         log_sums, entropy = torch.empty_like(log_probs), torch.empty_like(log_probs) if with_entropy else None
         reduce = kernels(statistics if with_entropy else statistics_without_entropy)
-        for rows in _chunks(len(hidden), chunk_tokens):
+        for rows in chunks(len(hidden), chunk_tokens):
             logits = torch.nn.functional.linear(hidden[rows].to(weight.dtype), weight)
             found = reduce(logits, targets[rows], 1.0 / temperature)
             log_probs[rows], log_sums[rows] = found[0], found[1]
@@ -66,7 +68,7 @@ class FusedLogProbs(torch.autograd.Function):
         g, h = (zeros if grad is None else grad for grad in (grad_log_probs, grad_entropy))
         spread = zeros if entropy is None else entropy
         gradient = kernels(gradient_of_logits)
-        for rows in _chunks(len(hidden), chunk_tokens):
+        for rows in chunks(len(hidden), chunk_tokens):
             source = hidden[rows].to(weight.dtype)
             logits = torch.nn.functional.linear(source, weight)
             grad = gradient(logits, targets[rows], log_sums[rows], g[rows], h[rows], spread[rows], 1.0 / temperature)
@@ -105,7 +107,3 @@ def gradient_of_logits(
 
 def _wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _chunks(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

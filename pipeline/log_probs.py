@@ -104,7 +104,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 7
         sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        for rows in reversed(_chunks(len(hidden), ctx.head.chunk_tokens)):
+        for rows in reversed(chunks(len(hidden), ctx.head.chunk_tokens)):
             if scaled is None:
                 scaled = ctx.head.scaled_logits(hidden[rows].to(weight.dtype), weight, bias)
             grad = _grad_of_scaled_logits(
@@ -135,7 +135,7 @@ def _forward(
     log_sums = torch.empty_like(log_probs)
     entropy = torch.empty_like(log_probs) if with_entropy else None
     scaled = None
-    for rows in _chunks(len(hidden), head.chunk_tokens):
+    for rows in chunks(len(hidden), head.chunk_tokens):
         scaled = None  # freed before the next chunk's are made
         scaled = head.scaled_logits(hidden[rows].to(weight.dtype), weight, bias)
         log_sum = torch.logsumexp(scaled, dim=-1)
@@ -209,7 +209,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _chunks(count: int, size: int) -> list[slice]:
+def chunks(count: int, size: int) -> list[slice]:
     """Slices of at most `size`, as equal as can be: the last one is the one whose logits are kept."""
     number = -(-count // size)
     bounds = [count * index // number for index in range(number)] + [count]
