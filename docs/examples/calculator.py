@@ -8,6 +8,7 @@ Run it with `hybridflow run calculator.yaml` from this folder; docs/extending.md
 import ast
 import operator
 import re
+from typing import Any
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 
@@ -15,14 +16,14 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 class Calculator:
     """One question. The episode ends with an answer; a correct one earns 1, each use of the tool costs `cost`."""
 
-    def __init__(self, cost=0.0):
+    def __init__(self, cost: float = 0.0) -> None:
         self.cost = cost
 
-    def reset(self, row, seed):
+    def reset(self, row: dict[str, Any], seed: int) -> tuple[str | None, dict[str, str]]:
         self.answer = str(row["answer"])
         return None, {"state": "question"}  # None: the prompt of the data set is the first observation
 
-    def step(self, action, token_ids):
+    def step(self, action: str, token_ids: list[int]) -> tuple[str, float, bool, dict[str, str]]:
         called = re.search(r"<calc>(.*?)</calc>", action, re.DOTALL)
         answered = re.search(r"answer:\s*(-?\d+)", action, re.IGNORECASE)
         if called and not (answered and answered.start() < called.start()):
@@ -32,7 +33,7 @@ class Calculator:
         return "", reward, True, {}
 
 
-def calculate(expression):
+def calculate(expression: str) -> str:
     """The value of an expression of whole numbers, or what is wrong with it; nothing is executed."""
     try:
         return str(value(ast.parse(expression.strip(), mode="eval").body))
@@ -40,7 +41,7 @@ def calculate(expression):
         return f"error: {error}"
 
 
-def value(node):
+def value(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**12:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -59,6 +59,9 @@ WRONG_VALUES = [
     mistake("algorithm.x=1", line=("--set algorithm.x=1", "'grpo'", "set algorithm")),
 ]
 
+APART = "{num_ranks: 5, pools: {a: {ranks: 2}, b: {ranks: 3}}, placement: {rollout: b}}"
+"""Rollout engines on a pool of their own."""
+
 IMPOSSIBLE = [
     mistake("algorithm=grppo", line=("algorithm", "'grppo'", "did you mean grpo?", "module:function")),
     mistake("algorithm=no_such_module:f", line=("algorithm", "no_such_module", "install or correct")),
@@ -134,6 +137,20 @@ IMPOSSIBLE = [
     mistake(
         "resources={pools: {a: {ranks: 2}, b: {ranks: 1}}, num_ranks: 4, placement: {critic: b}}",
         line=("resources.num_ranks", "4", "3", "set resources.num_ranks to 3"),
+    ),
+    mistake(
+        f"resources={APART}",
+        line=("resources.placement.rollout", "pool of their own (b)", "rollout.engine: sglang", "it is torch"),
+    ),
+    mistake(
+        f"resources={APART[:-2]}, reference: b}}}}",
+        "rollout.engine=sglang",
+        line=("resources.placement.rollout", "pool 'b' also holds reference"),
+    ),
+    mistake(
+        f"resources={APART}",
+        "rollout={engine: sglang, tensor_parallel_size: 2}",
+        line=("rollout.tensor_parallel_size", "2 does not divide the 3 ranks of pool 'b'"),
     ),
     mistake("resources.placement={actor: big}", line=("resources.placement.actor", "'big'", "main", "resources.pools")),
     mistake(
