@@ -218,7 +218,7 @@ class RolloutConfig(Section):
     min_new_tokens: NonNegativeInt = 0
     """Stop tokens are not sampled before."""
     temperature: NonNegativeFloat = 1.0
-    """0: greedy. Log-probabilities are those of the sampling distribution at this temperature."""
+    """0: greedy. Log-probabilities are those of the whole distribution at this temperature, also where `top_p`, `top_k` or `min_new_tokens` restrict what is sampled."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling."""
     top_k: NonNegativeInt = 0
