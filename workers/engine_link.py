@@ -87,8 +87,9 @@ class EngineLink:
     def sync(self) -> dict[str, float]:
         """Bring every engine's weights to the actor's version; nothing moves where all have it.
 
-        Returns the transition's time, bytes and extra memory. Raises EngineError when an engine does not start,
-        ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit for bit the actor's.
+        Returns the transition's time, bytes and extra memory, the largest of the ranks'. Raises EngineError when an
+        engine does not start, ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit
+        for bit the actor's.
         """
         self._wanted = self._largest(-1 if self._actor is None else self._actor.version)
         stale = self.engine is not None and self.engine.version != self._wanted
@@ -146,6 +147,12 @@ class EngineLink:
         dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group.control)
         return int(number.item())
 
+    def _of_all_ranks(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The largest of each over the ranks: only those with an engine receive, and the slowest sets the pace."""
+        values = torch.tensor(list(metrics.values()), dtype=torch.float64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group.control)
+        return dict(zip(metrics, values.tolist(), strict=True))
+
     def _from_first(self, value: Any) -> Any:
         """The first rank's value, on ranks that have none."""
         if self._first == 0:
@@ -162,7 +169,7 @@ class EngineLink:
 
     def _write_sglang(self) -> dict[str, float]:
         transition = self._current_transition()
-        metrics = transition.run().metrics()
+        metrics = self._of_all_ranks(transition.run().metrics())
         if self._config.rollout.verify_weights:
             transition.verify()
         return metrics

@@ -118,9 +118,9 @@ def test_engines_on_ranks_of_their_own_follow_the_training_ranks(
     expected = (greedy_of(reference, PROMPTS[0]), 1)
     assert disjoint[0]["said"] == []
     assert disjoint[1]["said"] == [expected, expected]  # also from the engine that was started again
-    assert disjoint[0]["transition"]["reshard_received_gb"] == 0
-    received = disjoint[1]["transition"]["reshard_received_gb"] * 1e9
-    assert received == sum(tensor.nbytes for tensor in disjoint[0]["weights"].values())
+    whole_gb = sum(tensor.nbytes for tensor in disjoint[0]["weights"].values()) / 1e9
+    for rank in disjoint:  # the training rank, which receives nothing, says what the engine's does
+        assert rank["transition"]["reshard_received_gb"] == whole_gb
 
 
 def greedy_of(model: Any, prompt: list[int]) -> list[int]:
