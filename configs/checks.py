@@ -249,11 +249,6 @@ def _over_long(config: RunConfig) -> Iterator[str]:
 
 def _kl(config: RunConfig) -> Iterator[str]:
     kl = config.kl
-    if kl.placement == "loss" and kl.estimator == "k1":
-        yield (
-            "kl.estimator: k1 has the wrong gradient in the loss (kl.placement loss); "
-            "set kl.estimator to k2 or k3, or kl.placement to reward"
-        )
     if kl.target is not None and (kl.placement == "none" or kl.coef == 0):
         reason = "kl.placement is none" if kl.placement == "none" else "kl.coef starts at 0 and would stay there"
         yield f"kl.target: {kl.target} has no effect: {reason}; set kl.target to null or change that"

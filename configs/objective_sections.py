@@ -85,7 +85,7 @@ class KlConfig(Section):
     placement: Literal["reward", "loss", "none"] = "reward"
     """reward: subtracted from token rewards; loss: added to the policy loss."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """reward: any; loss: k2 or k3 (k1 has the wrong gradient there and is refused)."""
+    """k1: the log-ratio; k2: half its square; k3: positive, without bias. In the loss k1 has the gradient of the sequence's KL(policy || reference), k2 of the tokens', k3 of the tokens' KL(reference || policy); in the reward only k1 has that of a divergence."""
     coef: NonNegativeFloat = 0.05
     """Coefficient (initial one when adaptive)."""
     target: PositiveFloat | None = None

@@ -61,6 +61,12 @@ class LossBatch:
         """[B], sum of values [T] over each sequence; mask them first."""
         return values.new_zeros(self.num_rows).index_add(0, self.sequence_ids, values)
 
+    def sums_to_go(self, values: Tensor) -> Tensor:
+        """[T], sum of values [T] over this and the later tokens of its sequence; mask them first."""
+        wide = values.double()  # differences of sums over the whole micro-batch
+        ends = self.sequence_sums(wide).cumsum(0)[self.sequence_ids]
+        return (ends - wide.cumsum(0) + wide).to(values.dtype)
+
     def sequence_means(self, values: Tensor) -> Tensor:
         """[B], mean of values [T], 0 on masked tokens, over each sequence's unmasked ones; 0 where there is none."""
         return self.sequence_sums(values) / self.sequence_sums(self.mask.to(values.dtype)).clamp(min=1)

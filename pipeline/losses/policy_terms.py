@@ -73,7 +73,7 @@ def _kl_term(tokens: PolicyTokens, batch: LossBatch, config: RunConfig, metrics:
     if config.kl.placement != "loss":
         return 0.0
     log_ratio = masked(tokens.log_probs - batch["ref_log_probs"], tokens.mask)
-    kl = kl_loss(log_ratio, config.kl.estimator)
+    kl = kl_loss(log_ratio, config.kl.estimator, to_go=batch.sums_to_go(log_ratio.detach()))
     metrics["kl_loss"] = kl
     return config.kl.coef * kl
 

@@ -42,6 +42,7 @@ SEQUENCE_WEIGHTS = {"rollout_correction": "truncate", "rollout_correction_level"
 LOSS_CASES: dict[str, LossCase] = {
     "clipped": _case("clipped", "token_mean", KL, dual_clip=3.0, entropy_coef=0.01),
     "reinforce": _case("reinforce", "sequence_mean_token_sum", {**KL, "estimator": "k2"}),
+    "cispo, k1": _case("cispo", "sequence_mean_token_sum", {**KL, "estimator": "k1"}, clip_low=1.0),
     "gspo": _case("gspo", clip_low=0.5, clip_high=1.0),
     "gspo_token": _case("gspo_token", "token_mean", clip_low=0.5, clip_high=1.0),
     "cispo": _case("cispo", "token_mean", clip_low=1.0, clip_high=0.5),

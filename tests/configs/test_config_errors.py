@@ -104,7 +104,6 @@ IMPOSSIBLE = [
         line=("rollout.min_new_tokens", "9", "8", "lower one or raise the other"),
     ),
     mistake("rollout.temperature=0", line=("rollout.temperature", "0 is greedy", "above 0")),
-    mistake("kl={placement: loss, estimator: k1}", line=("kl.estimator", "k1", "k2 or k3")),
     mistake(
         "algorithm=reinforce_pp",
         "rollout.num_samples=1",

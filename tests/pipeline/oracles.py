@@ -224,6 +224,16 @@ def with_kl(loss: TokenLoss, kind: str, coef: float) -> TokenLoss:
     return lambda row, new, frozen, t: loss(row, new, frozen, t) + coef * estimate_kl(kind, new[t] - row.reference[t])
 
 
+def with_k1(loss: TokenLoss, coef: float) -> TokenLoss:
+    """The value is the log-ratio; the slope is the sum of those of this and the later tokens, which take none."""
+
+    def term(row: Sequence, new: list[float], frozen: list[float], t: int) -> float:
+        to_go = sum(frozen[u] - row.reference[u] for u in row.kept if u >= t)
+        return loss(row, new, frozen, t) + coef * (frozen[t] - row.reference[t] + to_go * (new[t] - frozen[t]))
+
+    return term
+
+
 def correction_weight(row: Sequence, t: int, mode: str, level: str, cap: float) -> float:
     tokens = row.kept if level == "sequence" else [t]
     weight = math.prod(math.exp(row.old[u] - row.engine[u]) for u in tokens)

@@ -1,9 +1,11 @@
-"""KL estimators against enumeration of a five-token vocabulary, and the adaptive coefficient."""
+"""KL estimators against enumeration of all sequences of a small vocabulary, and the adaptive coefficient."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,70 +14,154 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from configs.schema import RunConfig
 from pipeline.adaptive_kl import AdaptiveKl
-from pipeline.kl import KlKind, kl_estimate, kl_loss
+from pipeline.advantages import compute_advantages
+from pipeline.kl import KlKind, kl_estimate
+from pipeline.losses import LossBatch, ModelOutputs, get_loss
+from pipeline.rollouts import Rollouts
 
 KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
-LOGITS = torch.tensor([0.3, -1.2, 0.8, 0.1, -0.4], dtype=torch.float64)
-REFERENCE = torch.log_softmax(torch.tensor([-0.5, 0.9, 0.2, 0.0, 1.1], dtype=torch.float64), 0)
+VOCABULARY, END, LONGEST = 3, 0, 3
+"""Token 0 ends a sequence; no sequence is longer than LONGEST."""
+Sequence = tuple[int, ...]
 
 
-def _policy() -> tuple[Tensor, Tensor]:
+def _sequences() -> list[Sequence]:
+    """Every sequence that the policy can make."""
+    whole: list[Sequence] = []
+    growing: list[Sequence] = [()]
+    while growing:
+        longer = [(*tokens, token) for tokens in growing for token in range(VOCABULARY)]
+        whole += [tokens for tokens in longer if tokens[-1] == END or len(tokens) == LONGEST]
+        growing = [tokens for tokens in longer if tokens[-1] != END and len(tokens) < LONGEST]
+    return whole
+
+
+SEQUENCES = _sequences()
+PREFIXES = sorted({tokens[:t] for tokens in SEQUENCES for t in range(len(tokens))})
+OFFSETS = np.cumsum([0, *map(len, SEQUENCES)])
+RANDOM = torch.Generator().manual_seed(3)
+LOGITS = torch.randn(len(PREFIXES), VOCABULARY, generator=RANDOM, dtype=torch.float64)
+"""The policy: logits of the next token after each prefix. What the parameters share changes no derivation."""
+REFERENCE = torch.randn(len(PREFIXES), VOCABULARY, generator=RANDOM, dtype=torch.float64).log_softmax(1)
+
+
+def _of_tokens(table: Tensor) -> Tensor:
+    """[T], the entries of a table [prefixes, vocabulary] of all tokens of all sequences."""
+    return torch.stack([table[PREFIXES.index(s[:t]), s[t]] for s in SEQUENCES for t in range(len(s))])
+
+
+def _of_sequences(values: Tensor) -> Tensor:
+    """[B], sums over each sequence."""
+    return torch.stack([values[a:b].sum() for a, b in itertools.pairwise(OFFSETS)])
+
+
+def _divergence(logits: Tensor) -> Tensor:
+    """KL(pi || ref) of whole sequences: the sum over all of them."""
+    log_probs = logits.log_softmax(1)
+    of_policy = _of_sequences(_of_tokens(log_probs))
+    return (of_policy.exp() * (of_policy - _of_sequences(_of_tokens(REFERENCE)))).sum()
+
+
+def _finite_differences(function: Callable[[Tensor], Tensor], h: float = 1e-5) -> Tensor:
+    gradient = torch.zeros_like(LOGITS)
+    for place in np.ndindex(*LOGITS.shape):
+        step = torch.zeros_like(LOGITS)
+        step[place] = h
+        gradient[place] = (function(LOGITS + step) - function(LOGITS - step)) / (2 * h)
+    return gradient
+
+
+EXACT = _finite_differences(_divergence)
+
+
+def _gradient_of_tokens(*, reverse: bool) -> Tensor:
+    """Of the divergences of the next token, by how often each prefix is reached, which is held fixed."""
     logits = LOGITS.clone().requires_grad_()
-    return logits, torch.log_softmax(logits, 0)
+    log_probs = logits.log_softmax(1)
+    weight = _of_sequences(_of_tokens(log_probs)).exp().detach()
+    reached = torch.stack(
+        [sum(weight[i] for i, s in enumerate(SEQUENCES) if len(s) > len(p) and s[: len(p)] == p) for p in PREFIXES]  # type: ignore[misc]
+    )
+    direction = REFERENCE.exp() * (REFERENCE - log_probs) if reverse else log_probs.exp() * (log_probs - REFERENCE)
+    return torch.autograd.grad((reached * direction.sum(1)).sum(), logits)[0]
 
 
-def _exact_gradient(of: str) -> Tensor:
-    logits, log_p = _policy()
-    if of == "KL(pi || ref)":
-        divergence = (log_p.exp() * (log_p - REFERENCE)).sum()
-    else:
-        divergence = (REFERENCE.exp() * (REFERENCE - log_p)).sum()
-    return torch.autograd.grad(divergence, logits)[0]
+def _batch(log_probs: Tensor, **columns: Tensor) -> LossBatch:
+    """All sequences, each as often as the policy makes it."""
+    rows = torch.from_numpy(np.repeat(np.arange(len(SEQUENCES)), np.diff(OFFSETS)))
+    weights = _of_sequences(log_probs.detach()).exp()[rows]
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    columns = {"response_mask": ones, "log_probs": log_probs.detach(), "advantages": 0 * ones, **columns}
+    return LossBatch(columns=columns, sequence_ids=rows, num_rows=len(SEQUENCES), weights=weights)
 
 
-def _expected_loss_gradient(kind: KlKind) -> Tensor:
-    """Mean over tokens drawn from the policy of the gradient of that token's loss term."""
-    logits, log_p = _policy()
-    estimate = kl_estimate(log_p - REFERENCE, kind)
-    return torch.autograd.grad((log_p.exp().detach() * estimate).sum(), logits)[0]
+def _config(placement: str, kind: KlKind) -> RunConfig:
+    kl = {"placement": placement, "estimator": kind, "coef": 1.0}
+    return RunConfig.model_validate({"kl": kl, "advantage": {"estimator": "reinforce_pp", "whiten": False}})
 
 
-def _expected_reward_gradient(kind: KlKind) -> Tensor:
-    """Score-function gradient with the estimate as a (negative) reward."""
-    logits, log_p = _policy()
-    estimate = kl_estimate(log_p - REFERENCE, kind).detach()
-    return torch.autograd.grad((log_p.exp().detach() * estimate * log_p).sum(), logits)[0]
+def _loss_gradient(kind: KlKind) -> Tensor:
+    """Of the policy loss's KL term, in expectation over all sequences."""
+    logits = LOGITS.clone().requires_grad_()
+    log_probs = _of_tokens(logits.log_softmax(1))
+    batch = _batch(log_probs, ref_log_probs=_of_tokens(REFERENCE))
+    output = get_loss("clipped")(ModelOutputs(log_probs=log_probs), batch, _config("loss", kind))
+    torch.testing.assert_close(output.metrics["kl_loss"], kl_estimate(log_probs.detach() - _of_tokens(REFERENCE), kind))
+    return torch.autograd.grad((output.loss * batch.weights).sum(), logits)[0]
+
+
+def _reward_gradient(kind: KlKind) -> Tensor:
+    """Of minus the reward, by the advantages that the penalty makes."""
+    logits = LOGITS.clone().requires_grad_()
+    log_probs = _of_tokens(logits.log_softmax(1))
+    rollouts = Rollouts(
+        offsets=OFFSETS.astype(np.int64),
+        token_columns={
+            "response_mask": np.ones(len(log_probs), np.uint8),
+            "log_probs": log_probs.detach().numpy(),
+            "ref_log_probs": _of_tokens(REFERENCE).numpy(),
+        },
+        sample_columns={"reward": np.zeros(len(SEQUENCES)), "group": np.arange(len(SEQUENCES))},
+    )
+    columns = compute_advantages(rollouts, _config("reward", kind), kl_coef=1.0).token_columns
+    batch = _batch(log_probs, advantages=torch.from_numpy(columns["advantages"].astype(np.float64)))
+    output = get_loss("reinforce")(ModelOutputs(log_probs=log_probs), batch, _config("none", kind))
+    return torch.autograd.grad((output.loss * batch.weights).sum(), logits)[0]
+
+
+def _close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_k1_and_k3_are_unbiased_estimates_of_the_divergence(kind: KlKind) -> None:
-    _, log_p = _policy()
-    log_ratio = (log_p - REFERENCE).detach()
-    exact = (log_p.exp() * log_ratio).sum()
-    assert torch.allclose((log_p.exp() * kl_estimate(log_ratio, kind)).sum(), exact)
+    log_probs = _of_tokens(LOGITS.log_softmax(1))
+    estimate = _of_sequences(kl_estimate(log_probs - _of_tokens(REFERENCE), kind))
+    torch.testing.assert_close((_of_sequences(log_probs).exp() * estimate).sum(), _divergence(LOGITS))
 
 
-def test_in_the_loss_k2_follows_the_divergence() -> None:
-    torch.testing.assert_close(_expected_loss_gradient("k2"), _exact_gradient("KL(pi || ref)"))
+def test_in_the_loss_k1_follows_the_divergence_of_sequences() -> None:
+    _close(_loss_gradient("k1"), EXACT)
 
 
-def test_in_the_loss_k3_follows_the_reversed_divergence() -> None:
-    torch.testing.assert_close(_expected_loss_gradient("k3"), _exact_gradient("KL(ref || pi)"))
-    assert not torch.allclose(_expected_loss_gradient("k3"), _exact_gradient("KL(pi || ref)"), atol=0.01)
+def test_in_the_loss_k2_follows_the_divergence_of_each_token() -> None:
+    of_tokens = _gradient_of_tokens(reverse=False)
+    _close(_loss_gradient("k2"), of_tokens)
+    assert not torch.allclose(of_tokens, EXACT, atol=0.01), "a token changes what comes after it"
 
 
-def test_in_the_loss_k1_has_no_gradient_and_is_refused() -> None:
-    torch.testing.assert_close(_expected_loss_gradient("k1"), torch.zeros(5, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"k1 with kl.placement loss.*choose k2 or k3"):
-        kl_loss(torch.zeros(1), "k1")
+def test_in_the_loss_k3_follows_the_reversed_divergence_of_each_token() -> None:
+    of_tokens = _gradient_of_tokens(reverse=True)
+    _close(_loss_gradient("k3"), of_tokens)
+    assert not torch.allclose(of_tokens, _gradient_of_tokens(reverse=False), atol=0.01)
 
 
-def test_in_the_reward_k1_follows_the_divergence_and_the_others_do_not() -> None:
-    exact = _exact_gradient("KL(pi || ref)")
-    torch.testing.assert_close(_expected_reward_gradient("k1"), exact)
+def test_in_the_reward_k1_follows_the_divergence_of_sequences_and_the_others_do_not() -> None:
+    _close(_reward_gradient("k1"), EXACT)
     for kind in ("k2", "k3"):
-        assert not torch.allclose(_expected_reward_gradient(kind), exact, atol=0.01)
+        assert not torch.allclose(_reward_gradient(kind), EXACT, atol=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -150,6 +150,7 @@ POLICY_LOSSES: dict[str, tuple[TokenLoss, dict[str, Any]]] = {
 }
 TERMS: dict[str, Callable[[TokenLoss], TokenLoss]] = {
     "alone": lambda loss: loss,
+    "k1": lambda loss: oracles.with_k1(loss, COEF),
     "k2": lambda loss: oracles.with_kl(loss, "k2", COEF),
     "k3": lambda loss: oracles.with_kl(loss, "k3", COEF),
     **{
@@ -162,7 +163,7 @@ TERMS: dict[str, Callable[[TokenLoss], TokenLoss]] = {
 
 def loss_sections(term: str, aggregation: str, loss: dict[str, Any]) -> dict[str, Any]:
     mode, _, level = term.partition(" ")
-    kl = {"placement": "loss", "estimator": term, "coef": COEF} if term in ("k2", "k3") else {"placement": "none"}
+    kl = {"placement": "loss", "estimator": term, "coef": COEF} if term in ("k1", "k2", "k3") else {"placement": "none"}
     correction = {"rollout_correction": mode, "rollout_correction_level": level, "rollout_correction_cap": 1.5}
     sections = {**loss, "aggregation": aggregation, **(correction if level else {})}
     return {"kl": kl, "loss": {**sections, "fixed_length": 9 if aggregation == "fixed_length" else None}}
