@@ -68,7 +68,8 @@ def tree_of(algorithm: str, seed: int, folder: Path) -> dict[str, Any]:
         "seed": seed,
         "actor": {**model, "optimizer": {"lr": 2e-3}},
         "data": {"train": {"path": str(prompts)}, "answer_column": "answer", "batch_size": 4},
-        "rollout": {"num_samples": 32, "max_new_tokens": LENGTH, "stop_token_ids": []},
+        # No fifth prompt could replace a group without variance, and the return is to be of all that is sampled.
+        "rollout": {"num_samples": 32, "max_new_tokens": LENGTH, "stop_token_ids": [], "dynamic_sampling": None},
         "rewards": {"functions": [{"path": f"{TASK}:share_of_letters"}]},
         "kl": {"placement": "none"},
         "checkpoint": {"every": 10_000},

@@ -62,9 +62,11 @@ ALGORITHM_DEFAULTS: dict[str, Tree] = {
         "loss": {"policy": "clipped", "aggregation": "fixed_length"},
         "kl": NO_KL,
     },
-    # Yu et al. 2025, arXiv 2503.14476: clip-higher, token mean, groups without variance left out.
+    # Yu et al. 2025, arXiv 2503.14476: clip-higher, token mean, groups without variance replaced (what cannot be
+    # replaced leaves the loss), responses penalised over the last fifth of their limit (4096 of 20480 tokens).
     "dapo": {
-        "rollout": GROUP_SIZE,
+        "rollout": {**GROUP_SIZE, "dynamic_sampling": {"max_rounds": 3}},
+        "rewards": {"over_long": {"buffer_share": 0.2}},
         "advantage": {"estimator": "group", "normalize_by_std": True, "filter_groups": True},
         "loss": {"policy": "clipped", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
         "kl": NO_KL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from configs.algorithms import WITHOUT_CRITIC, algorithm_names, own_estimator
+from configs.algorithms import WITHOUT_CRITIC, algorithm_names
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
@@ -17,6 +17,8 @@ from configs.evaluation import evaluation_problems, held_out, held_out_key, with
 from configs.init_checks import init_problems
 from configs.machine_checks import machine_problems
 from configs.model_checks import model_file_problems
+from configs.objective_checks import ESTIMATORS, POLICY_LOSSES, objective_problems
+from configs.over_long import over_long_buffer
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.safety_checks import safety_problems
@@ -25,9 +27,6 @@ from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
 RL_ALGORITHMS = ("ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC)
-ESTIMATORS = ("gae", "safe_gae", "remax", "group", "rloo", "reinforce_pp", "reinforce_pp_baseline", "best_of_n")
-GROUP_ESTIMATORS = ("group", "rloo", "reinforce_pp_baseline", "best_of_n")
-POLICY_LOSSES = ("clipped", "dpo", "reinforce", "gspo", "gspo_token", "cispo", "gmpo")
 BUILT_IN_REWARDS = (
     "exact_match", "contains", "regex", "length", "reasoning_gym", "math_verify", "json_schema", "code", "http_judge",
 )  # fmt: skip
@@ -123,7 +122,7 @@ def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
             yield f"{key} names a column; use 1 to {MAX_REWARD_NAME} printable characters, no slash"
         elif name == "model" and has_model:
             yield f"{key} is the reward model's part; give the function another `name`"
-        elif name == "over_long" and config.rewards.over_long.buffer is not None:
+        elif name == "over_long" and over_long_buffer(config) is not None:
             yield f"{key} is the part of rewards.over_long; give the function another `name`"
 
 
@@ -180,78 +179,16 @@ def _sampling(config: RunConfig) -> Iterator[str]:
     if has_model and len({placed.get("reward"), placed.get("actor"), placed.get("rollout", placed.get("actor"))}) > 1:
         yield (
             "rollout.dynamic_sampling: the reward model decides during generation; place it, the actor and the "
-            "engines in one pool (resources.placement)"
+            "engines in one pool (resources.placement), or set it to null"
         )
     names = [function.name or function.path.rpartition(":")[2] for function in config.rewards.functions]
     known = [*names, *(["model"] if has_model else []), *(["environment"] if config.rollout.environment else [])]
-    known += ["over_long"] if config.rewards.over_long.buffer is not None else []
+    known += ["over_long"] if over_long_buffer(config) is not None else []
     if dynamic.part is not None and dynamic.part not in known:
         yield (
             f"rollout.dynamic_sampling.part: there is no reward {dynamic.part!r}; "
             f"{suggestion(dynamic.part, known, noun='reward')}"
         )
-
-
-def _advantages(config: RunConfig) -> Iterator[str]:
-    advantage, num_samples = config.advantage, config.rollout.num_samples
-    estimator = advantage.estimator or own_estimator(config.algorithm)
-    if estimator in GROUP_ESTIMATORS and num_samples < 2:
-        yield (
-            f"rollout.num_samples: {num_samples}, but the estimator {estimator} compares the samples "
-            "of a prompt; set it to 2 or more"
-        )
-    elif advantage.filter_groups and num_samples < 2:
-        yield (
-            f"advantage.filter_groups: true, but with rollout.num_samples {num_samples} no group has any variance; "
-            "set it to false, or take 2 or more samples"
-        )
-    if config.algorithm in WITHOUT_CRITIC and estimator == "gae":
-        yield f"advantage.estimator: gae needs a critic, which {config.algorithm} has not; set it to null or use ppo"
-
-
-def _loss(config: RunConfig) -> Iterator[str]:
-    loss = config.loss
-    if loss.aggregation != "fixed_length" and loss.fixed_length is not None:
-        yield (
-            f"loss.fixed_length: {loss.fixed_length} has no effect with loss.aggregation "
-            f"{loss.aggregation}; set that to fixed_length or this to null"
-        )
-
-
-def _rollout_correction(config: RunConfig) -> Iterator[str]:
-    correction = config.loss.rollout_correction
-    if correction in ("truncate", "mask") and not config.rollout.recompute_log_probs:
-        yield (
-            f"loss.rollout_correction: {correction} weighs the trainer's log-probabilities against the engine's, and "
-            "rollout.recompute_log_probs is false; set that to true, or this to none"
-        )
-
-
-def _over_long(config: RunConfig) -> Iterator[str]:
-    over_long, longest = config.rewards.over_long, config.rollout.max_new_tokens
-    if over_long.buffer is None:
-        if over_long.expected_length is not None:
-            yield (
-                f"rewards.over_long.expected_length: {over_long.expected_length} has no effect without "
-                "rewards.over_long.buffer; set the tokens over which the penalty grows"
-            )
-    elif over_long.expected_length is None and over_long.buffer > longest:
-        yield (
-            f"rewards.over_long.buffer: {over_long.buffer} is more than rollout.max_new_tokens {longest}; "
-            "lower it or set rewards.over_long.expected_length"
-        )
-    elif (over_long.expected_length or 0) >= longest:
-        yield (
-            f"rewards.over_long.expected_length: {over_long.expected_length}: no response is longer than "
-            f"rollout.max_new_tokens {longest}; lower it"
-        )
-
-
-def _kl(config: RunConfig) -> Iterator[str]:
-    kl = config.kl
-    if kl.target is not None and (kl.placement == "none" or kl.coef == 0):
-        reason = "kl.placement is none" if kl.placement == "none" else "kl.coef starts at 0 and would stay there"
-        yield f"kl.target: {kl.target} has no effect: {reason}; set kl.target to null or change that"
 
 
 def _safety(config: RunConfig) -> Iterator[str]:
@@ -351,11 +288,7 @@ CHECKS: tuple[Check, ...] = (
     _answers,
     _rollout,
     _sampling,
-    _advantages,
-    _loss,
-    _rollout_correction,
-    _over_long,
-    _kl,
+    objective_problems,
     _safety,
     _training,
     _optimizers,

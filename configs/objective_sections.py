@@ -121,7 +121,9 @@ class OverLongConfig(Section):
     """The soft penalty on long responses (DAPO), stored as the part `reward/over_long`."""
 
     buffer: PositiveInt | None = None
-    """Tokens over which the penalty grows from 0 to 1; null: no penalty."""
+    """Tokens over which the penalty grows from 0 to 1; null: by `buffer_share`."""
+    buffer_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The buffer as a share of `rollout.max_new_tokens`, rounded down, where `buffer` is null; null, or less than a token: no penalty."""
     expected_length: NonNegativeInt | None = None
     """Response tokens that cost nothing; null: `rollout.max_new_tokens` less the buffer."""
     weight: NonNegativeFloat = 1.0

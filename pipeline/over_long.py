@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from configs.over_long import over_long_buffer
 from configs.schema import RunConfig
 from pipeline.rollouts import Array, Rollouts, sequence_ids
 
@@ -18,11 +19,10 @@ def over_long_part(rollouts: Rollouts, config: RunConfig) -> Array | None:
 
     Needs the column response_mask.
     """
-    over_long = config.rewards.over_long
-    if over_long.buffer is None:
+    buffer, expected = over_long_buffer(config), config.rewards.over_long.expected_length
+    if buffer is None:
         return None
     in_response = sequence_ids(rollouts.offsets)[rollouts["response_mask"] > 0]
     lengths = np.bincount(in_response, minlength=rollouts.num_rows)
-    expected = over_long.expected_length
-    expected = config.rollout.max_new_tokens - over_long.buffer if expected is None else expected
-    return over_long_penalty(lengths, expected_length=expected, buffer=over_long.buffer).astype(np.float32)
+    expected = config.rollout.max_new_tokens - buffer if expected is None else expected
+    return over_long_penalty(lengths, expected_length=expected, buffer=buffer).astype(np.float32)

@@ -68,6 +68,23 @@ IMPOSSIBLE = [
     mistake("algorithm=./nope.py:f", line=("algorithm", "nope.py", "No such file")),
     mistake("advantage.estimator=gea", line=("advantage.estimator", "'gea'", "did you mean gae?")),
     mistake("advantage.estimator=gae", line=("advantage.estimator", "gae needs a critic", "use ppo")),
+    mistake(
+        "algorithm=remax",
+        "critic.path=organisation/critic",
+        line=("critic.path", "organisation/critic", "remax has no critic", "use algorithm ppo"),
+    ),
+    mistake("critic.init={model_type: gpt2}", line=("critic.init", "grpo has no critic", "set it to null")),
+    mistake("algorithm=remax", "advantage.estimator=gae", line=("advantage.estimator", "gae", "remax has not")),
+    mistake("algorithm=remax", "advantage.estimator=rloo", line=("advantage.estimator", "rloo", "greedy responses")),
+    mistake("advantage.estimator=remax", line=("advantage.estimator", "grpo does not generate", "algorithm remax")),
+    mistake("loss.policy=dpo", line=("loss.policy", "dpo", "preference pairs", "use algorithm dpo")),
+    mistake("algorithm=dpo", "loss.policy=clipped", line=("loss.policy", "clipped needs advantages", "set it to dpo")),
+    mistake("algorithm=safe_rlhf", line=("costs.functions", "cost.path", "no cost to limit", "set one of them")),
+    mistake(
+        "rewards.over_long.buffer=4",
+        "rollout.environment.path=calendar:Calendar",
+        line=("rewards.over_long.buffer", "limits a turn", "expected_length"),
+    ),
     mistake("loss.policy=cliped", line=("loss.policy", "'cliped'", "clipped")),
     mistake("rewards.functions.0.path=exact", line=("rewards.functions.0.path", "'exact'", "exact_match?")),
     mistake("rewards.functions=[]", line=("rewards.functions", "grpo has no reward", "set one of them")),
@@ -313,7 +330,10 @@ def test_a_function_in_a_file_is_looked_for_without_running_the_file(tmp_path: P
     check_config(load_config(str(good), [f"rewards.functions.0.path={file}:my_reward"]))
 
 
-@pytest.mark.parametrize(("algorithm", "column"), [("sft", "response"), ("reward_model", "chosen"), ("ppo", "answer")])
+@pytest.mark.parametrize(
+    ("algorithm", "column"),
+    [("sft", "response"), ("reward_model", "chosen"), ("dpo", "chosen"), ("ppo", "answer")],
+)
 def test_each_algorithm_asks_for_its_own_columns(tmp_path: Path, algorithm: str, column: str) -> None:
     good = write_good(tmp_path)
     overrides = [f"algorithm={algorithm}", "reward.path=organisation/reward"]
@@ -342,7 +362,7 @@ def test_a_mistake_is_reported_within_two_seconds_and_without_torch(tmp_path: Pa
 
 
 def test_known_names_are_those_that_are_registered() -> None:
-    from configs import checks
+    from configs import checks, objective_checks
     from pipeline.advantages import ESTIMATORS
     from pipeline.algorithms import ALGORITHMS
     from pipeline.losses import LOSSES
@@ -354,8 +374,8 @@ def test_known_names_are_those_that_are_registered() -> None:
         return {name for name in registry.names() if registry.get(name).__module__.startswith("pipeline.")}
 
     assert set(checks.ALGORITHMS) == ours(ALGORITHMS)
-    assert set(checks.ESTIMATORS) == ours(ESTIMATORS)
-    assert set(checks.POLICY_LOSSES) <= set(LOSSES.names())
+    assert set(objective_checks.ESTIMATORS) == ours(ESTIMATORS)
+    assert set(objective_checks.POLICY_LOSSES) <= set(LOSSES.names())
     assert set(checks.BUILT_IN_REWARDS) == set(BUILT_IN)
 
 

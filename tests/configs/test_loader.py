@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithms import ALGORITHM_DEFAULTS, WITHOUT_CRITIC
+from configs.algorithms import ALGORITHM_DEFAULTS, WITHOUT_CRITIC, beneath
 from configs.errors import ConfigError
 from configs.loader import apply_overrides, from_resolved, load_config, parse_override, presets, resolved
 from configs.schema import RunConfig
@@ -144,9 +144,7 @@ def test_each_algorithm_has_a_preset_that_says_what_it_is(algorithm: str) -> Non
     assert config.algorithm == algorithm
     defaults = ALGORITHM_DEFAULTS[algorithm]
     tree = resolved(config)
-    for section, values in defaults.items():
-        for key, value in values.items():
-            assert tree[section][key] == value, f"{section}.{key}"
+    assert beneath(defaults, tree) == tree, "no default is written over"
 
 
 def test_the_text_of_an_override_is_split_at_the_first_equals_sign() -> None:

@@ -45,7 +45,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
 DAPO: dict[str, Any] = {
     "name": "dapo",
     "algorithm": "dapo",
-    "rollout": {"num_samples": 2, "max_new_tokens": 6, "gap_alarm": 1e-12},
+    "rollout": {"num_samples": 2, "max_new_tokens": 6, "gap_alarm": 1e-12, "dynamic_sampling": None},
     "rewards": {
         "model_weight": 0.0,
         "functions": [{"path": "tests.workers.reward_examples:fails_on_vowels", "on_error": "zero"}],

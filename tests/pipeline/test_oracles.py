@@ -204,7 +204,7 @@ def test_the_value_loss_and_its_gradient_equal_the_loops(clip_by: float | None) 
 
 
 def test_every_policy_loss_has_an_oracle() -> None:
-    from configs.checks import POLICY_LOSSES as KNOWN
+    from configs.objective_checks import POLICY_LOSSES as KNOWN
 
     of_pairs = {"dpo"}  # tests/pipeline/test_preference_losses.py
     assert {name.partition(" ")[0] for name in POLICY_LOSSES} == set(KNOWN) - of_pairs
