@@ -15,11 +15,10 @@ from torch import Tensor
 
 from pipeline.reshard.boxes import slices
 from pipeline.reshard.plan import ReshardPlan, Scope
-from workers.optimizer import local
 from workers.reshard.bucket import MIB, Bucket, cast_into
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.schedule import column_stages, exchange_stages, flat_stages
-from workers.reshard.stages import Ends, Stage, run_stages
+from workers.reshard.stages import Ends, Shards, Stage, run_stages
 from workers.reshard.views import OwnTargets, RowLaunch, own_targets, row_launches
 from workers.reshard.wire import Pending, Wire
 
@@ -78,8 +77,7 @@ class Resharder:
         self.bucket.peak_bytes = 0
         with torch.no_grad():
             self._view(engine)
-            shards = {name: local(parameter) for name, parameter in parameters.items()}
-            ends = Ends(shards=shards, engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
+            ends = Ends(shards=Shards(parameters), engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
             self._execute(ends)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -6,7 +6,7 @@ half 1            fill B      B travels         drain B, fill D
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +15,29 @@ from torch import Tensor
 
 from pipeline.reshard.boxes import Box, slices
 from pipeline.reshard.plan import Copy, Gather
+from workers.optimizer import local
 from workers.reshard.bucket import Bucket, cast_all_into, cast_into
 from workers.reshard.wire import Group, Pending, Wire
+
+
+class Shards(Mapping[str, Tensor]):
+    """A rank's part of each parameter, taken when it is asked for: the first transfer waits for its own parts only."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        """parameters: by name, DTensors or whole tensors."""
+        self._parameters = parameters
+        self._taken: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._taken:
+            self._taken[name] = local(self._parameters[name])
+        return self._taken[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

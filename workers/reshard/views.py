@@ -46,7 +46,7 @@ class OwnTargets:
 def row_launches(
     gathers: Sequence[Gather], engine: Mapping[str, Tensor], *, place: int, size: int, itemsize: int
 ) -> tuple[RowLaunch, ...]:
-    """The launches of gathers along dim 0 over a group of `size`, in which this rank is number `place`."""
+    """The launches of gathers along dim 0 over a group of `size`, in which this rank is number `place`; small first."""
     return tuple(_launch(batch, engine, place, size) for batch in _batches(gathers, itemsize))
 
 
@@ -72,7 +72,7 @@ def _launch(gathers: Sequence[Gather], engine: Mapping[str, Tensor], place: int,
 def _batches(gathers: Sequence[Gather], itemsize: int) -> Iterator[list[Gather]]:
     batch: list[Gather] = []
     nbytes, limit = 0, FIRST_LAUNCH_BYTES
-    for gather in gathers:
+    for gather in sorted(gathers, key=lambda gather: numel(gather.target)):
         batch.append(gather)
         nbytes += numel(gather.target) * itemsize
         if nbytes >= limit:
