@@ -32,7 +32,8 @@ from flows.prefect_client import client_settings
 from flows.prefect_server import LocalPrefectServer
 from flows.signals import StopRequest
 from storage.run_directory import RunDirectory
-from workers.cluster import RESOURCE, local_settings
+from workers.cluster import local_settings
+from workers.places import RESOURCE
 
 STAGES_ON_CRITICAL_PATH = 4
 POOLS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names
+from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
@@ -23,6 +24,7 @@ from configs.path_checks import code_problems, model_problems, output_problems, 
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.safety_checks import safety_problems
 from configs.schema import ROLES, ModelConfig, RunConfig
+from configs.secrets import secret_problems
 from configs.tokenizer_checks import tokenizer_problems
 
 ALGORITHMS = algorithm_names()
@@ -281,6 +283,7 @@ def _data_files(config: RunConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
+    secret_problems,
     _names,
     _trained_model,
     _data_is_there,
@@ -297,6 +300,7 @@ CHECKS: tuple[Check, ...] = (
     evaluation_problems,
     checkpoint_problems,
     deployment_problems,
+    cluster_problems,
     machine_problems,
     output_problems,
     package_problems,

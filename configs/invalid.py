@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from configs.errors import shown, suggestion
 from configs.schema import RunConfig
+from configs.secrets import masked_value
 from configs.yaml_text import KeyPath
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
     """`place: a.b: value: problem; remedy`."""
     path = _user_path(error["loc"])
-    key, value = ".".join(map(_shortened, path)), error["input"]
+    key, value = ".".join(map(_shortened, path)), masked_value(error["input"], path[-1] if path else "")
     head = f"{place_of(path)}: {key}"
     if error["type"] == "extra_forbidden":
         return f"{head}: unknown key (value {shown(value)}); {_closest_key(path)}"

@@ -16,6 +16,7 @@ from configs.errors import ConfigError, first_of, shown, suggestion
 from configs.invalid import describe
 from configs.paths import user_path
 from configs.schema import RunConfig
+from configs.secrets import masked_override, secret_problems
 from configs.yaml_text import MAX_DEPTH, KeyPath, parse_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -45,9 +46,14 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a YAML file or a shipped preset, overrides `a.b.c=value` applied in order.
 
     A name with a folder or a YAML suffix is a file; any other is a preset, else a file of that name.
-    Raises ConfigError: one line with the place, the dotted key, the value and the remedy.
+    Raises ConfigError: one line with the place, the dotted key, the value and the remedy. The value is left out where
+    it is a secret, which is refused.
     """
-    return _validated(read_source(name_or_path, overrides))
+    config = _validated(read_source(name_or_path, overrides))
+    problem = first_of(secret_problems(config))
+    if problem is not None:
+        raise ConfigError(f"{name_or_path}: {problem}")
+    return config
 
 
 def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:
@@ -156,7 +162,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
 
 def shown_override(text: str) -> str:
     """The override for a message, on one line, cut to a readable length."""
-    text = " ".join(text.split())
+    text = masked_override(" ".join(text.split()))
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from configs.data_sections import DatasetConfig
-from configs.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Role, Seconds, Section
+from configs.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Role, Section
 
 
 class PoolConfig(Section):
@@ -28,17 +28,6 @@ class ResourcesConfig(Section):
     """Role to pool; a role that is not named goes to the first pool. `rollout`: SGLang engines on a pool of their own, disjoint from the actor's; not named: beside the actor."""
     threads_per_rank: PositiveInt = 1
     """OMP_NUM_THREADS of each rank."""
-
-
-class ClusterConfig(Section):
-    """The Dask cluster."""
-
-    scheduler: str | None = None
-    """Address of an existing scheduler; null: a local cluster for the run."""
-    call_timeout_s: Seconds = 1800.0
-    """Deadline of one stage on the ranks."""
-    start_timeout_s: Seconds = 120.0
-    """Deadline for the ranks to come up."""
 
 
 class TrainingConfig(Section):

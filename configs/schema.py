@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, field_validator, model_validator
 
 from configs.algorithms import with_algorithm_defaults
+from configs.cluster_sections import ClusterConfig, TlsConfig
 from configs.data_sections import DataConfig, DatasetConfig
 from configs.model_sections import FsdpConfig, ModelConfig, OptimizerConfig
 from configs.objective_sections import (
@@ -27,7 +28,6 @@ from configs.plain_values import usable_as_folder_name
 from configs.rollout_sections import DynamicSamplingConfig, EnvironmentConfig, RolloutConfig
 from configs.run_sections import (
     CheckpointConfig,
-    ClusterConfig,
     DeploymentConfig,
     EvaluationConfig,
     LoggingConfig,
@@ -66,6 +66,7 @@ __all__ = [
     "RunConfig",
     "SafetyConfig",
     "Section",
+    "TlsConfig",
     "TrainingConfig",
 ]
 

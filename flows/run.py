@@ -28,6 +28,7 @@ from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
+from workers.attach import check_workers
 from workers.cluster import dask_client
 from workers.envelope import RankError
 from workers.rank_actor import RankActor
@@ -116,6 +117,8 @@ async def session(config: RunConfig, *, parent: Path, num_workers: int, quiet: b
         starting = asyncio.ensure_future(stack.enter_async_context(_prefect(parent)))
         try:
             client = await stack.enter_async_context(dask_client(config, num_workers=num_workers))
+            if config.cluster.scheduler is not None:
+                await check_workers(client, config, parent)
         finally:
             server = await starting
         if server is not None:

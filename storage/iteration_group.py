@@ -19,6 +19,7 @@ from storage.jsonable import jsonable
 from storage.records import ArrayRecord, StageRecord
 
 FORMAT_VERSION = 1
+CODECS = {"bytes", "vlen-utf8", "blosc", "crc32c"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +71,27 @@ def _from_attributes(path: Path, attributes: dict[str, Any], document: dict[str,
     if attributes.get("crc32c") != _attributes_checksum(attributes):
         raise StorageError(f"{path} does not match its own checksum; the file is damaged")
     try:
-        metadata = document["consolidated_metadata"]["metadata"]
-    except (KeyError, TypeError) as error:
+        metadata = dict(document["consolidated_metadata"]["metadata"])
+    except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{path} has lost its consolidated metadata; the file is damaged") from error
+    _refuse_foreign_codecs(path, metadata)
     return IterationGroup(
         run=attributes["run"],
         iteration=attributes["iteration"],
         stages={name: StageRecord.from_json(record) for name, record in attributes["stages"].items()},
         array_metadata=metadata,
     )
+
+
+def _refuse_foreign_codecs(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Zarr's codecs are plugins, and one of them unpickles: only those that columns are written with are used."""
+    for name, array in metadata.items():
+        try:
+            known = array["zarr_format"] == 3 and CODECS.issuperset(codec["name"] for codec in array["codecs"])
+        except (KeyError, TypeError):
+            known = False
+        if not known:
+            raise StorageError(f"{path}: the array {name!r} is stored as no column is; the file is damaged")
 
 
 def save_group(folder: Path, group: IterationGroup) -> None:

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 INDEX = ".metadata"
 CLASSES = {
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
         "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -23,7 +23,8 @@ CLASSES = {
     "torch": {"Size"},
     "pathlib": {"Path", "PosixPath"},
 }  # fmt: skip
-"""All that an index is made of, beside the dtypes of torch."""
+"""All that an index of tensors is made of, beside the dtypes of torch. Without `BytesStorageMetadata`: DCP unpickles
+what is stored as bytes."""
 
 
 class SafeReader(FileSystemReader):

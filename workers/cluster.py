@@ -11,26 +11,20 @@ from contextlib import asynccontextmanager, contextmanager
 import dask
 from distributed import Client, LocalCluster, Nanny
 
-from configs.errors import UserError
 from configs.schema import RunConfig
-
-LOOPBACK = "lo"
-"""The network interface that other hosts do not see."""
-RESOURCE = "rank"
-"""Resource label that every worker for a rank carries."""
+from workers.attach import attached
+from workers.places import RESOURCE
+from workers.tls import security
 
 
 def local_settings(threads_per_rank: int) -> dict[str, object]:
-    """Dask settings of a local cluster: loopback only, processes that live as long as the run."""
+    """Dask settings of a local cluster: processes that live as long as the run."""
     return {
         "distributed.nanny.pre-spawn-environ": {
             "OMP_NUM_THREADS": threads_per_rank,
             "MKL_NUM_THREADS": threads_per_rank,
             "OPENBLAS_NUM_THREADS": threads_per_rank,
             "MALLOC_TRIM_THRESHOLD_": 65536,
-            # torch's collectives would listen on the address of the host's name
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
-            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", LOOPBACK),
             # the working directory never shadows a package of ours
             "PYTHONSAFEPATH": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -56,9 +50,11 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     Raises UserError when the scheduler does not answer or has too few workers.
     """
     if config.cluster.scheduler is not None:
-        async with _attached(config, num_workers) as client:
+        async with attached(config, num_workers) as client:
             yield client
         return
+    cluster = config.cluster
+    found = security(cluster)
     with dask.config.set(local_settings(config.resources.threads_per_rank)), _environment_restored():
         async with (
             LocalCluster(
@@ -66,12 +62,15 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
                 threads_per_worker=1,
                 processes=True,
                 memory_limit=0,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
+                host=cluster.host,
+                scheduler_port=cluster.port,
+                dashboard_address=cluster.dashboard,
+                protocol="tcp://" if found is None else "tls://",
+                security=found,
                 resources={RESOURCE: 1},
                 asynchronous=True,
-            ) as cluster,
-            Client(cluster, asynchronous=True, set_as_default=True) as client,
+            ) as local,
+            Client(local, asynchronous=True, set_as_default=True) as client,
         ):
             await client.wait_for_workers(num_workers, timeout=config.cluster.start_timeout_s)
             yield client
@@ -86,36 +85,6 @@ def _environment_restored() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-@asynccontextmanager
-async def _attached(config: RunConfig, num_workers: int) -> AsyncIterator[Client]:
-    address, timeout_s = config.cluster.scheduler, config.cluster.start_timeout_s
-    try:
-        client = await Client(address, asynchronous=True, timeout=timeout_s)
-    except OSError as error:
-        raise UserError(f"cluster.scheduler={address}: no scheduler answers there ({error})") from error
-    async with client:
-        try:
-            await client.wait_for_workers(num_workers, timeout=timeout_s)
-        except TimeoutError as error:
-            found = len(client.scheduler_info()["workers"])
-            raise UserError(
-                f"cluster.scheduler={address}: {found} workers after {timeout_s:.0f} s, the run needs {num_workers}; "
-                "start workers with `dask worker --nthreads 1 --memory-limit 0 --resources rank=1`"
-            ) from error
-        yield client
-
-
-async def worker_addresses(client: Client, num_ranks: int) -> list[str]:
-    """Addresses of the first `num_ranks` workers that carry the resource label, by host, then name."""
-    info = await client.scheduler.identity()
-    workers = [
-        (w["host"], str(w["name"]).zfill(8), address)
-        for address, w in info["workers"].items()
-        if RESOURCE in w["resources"]
-    ]
-    return [address for _, _, address in sorted(workers)][:num_ranks]
 
 
 async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s: float) -> None:

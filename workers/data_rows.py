@@ -15,6 +15,7 @@ from configs.data_files import JSON_SUFFIXES, PARQUET_SUFFIXES, UnreadableDataEr
 from configs.errors import UserError, suggestion
 from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
+from configs.secrets import masked, resolved_options
 
 Row = Mapping[str, Any]
 Split = Literal["train", "validation", "pretraining"]
@@ -112,10 +113,10 @@ def _datasets_rows(dataset: DatasetConfig, place: str) -> Rows:
     try:
         table = _saved_dataset(dataset) if _is_saved(dataset) else None
         if table is None:
-            table = datasets.load_dataset(dataset.path, split=dataset.split, **dataset.options)
+            table = datasets.load_dataset(dataset.path, split=dataset.split, **resolved_options(dataset.options))
     except (OSError, ValueError, KeyError, TypeError) as error:
         # What `datasets` raises for unknown names, splits and options.
-        raise UserError(f"{place}: cannot load {name}: {' '.join(str(error).split()):.300}") from error
+        raise UserError(f"{place}: cannot load {name}: {masked(' '.join(str(error).split())):.300}") from error
     count = len(table) if dataset.size is None else min(dataset.size, len(table))
     return Rows(name=name, rows=table.select(range(count)).to_list())
 
@@ -147,7 +148,9 @@ def _reasoning_gym_rows(dataset: DatasetConfig, place: str) -> Rows:
         )
     size = {} if dataset.size is None else {"size": dataset.size}
     try:
-        generator = reasoning_gym.create_dataset(dataset.path, seed=dataset.seed, **size, **dataset.options)
+        generator = reasoning_gym.create_dataset(
+            dataset.path, seed=dataset.seed, **size, **resolved_options(dataset.options)
+        )
     except (TypeError, AssertionError, ValueError) as error:
         raise UserError(f"{place}: generator {dataset.path!r} with {dataset.options}: {error}") from error
     rows = [_reasoning_gym_row(dataset.path, entry) for entry in generator]

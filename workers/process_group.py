@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,8 +9,8 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from distributed import Worker
-from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
+
+from workers.rendezvous import TCPStore
 
 T = TypeVar("T")
 
@@ -37,17 +36,6 @@ class Joined:
     pool: PoolGroup
     everyone: PoolGroup
     mesh_ranks: range
-
-
-def open_store(worker: Worker) -> TCPStore:
-    """A TCP store on a free port of the address that the Dask worker listens on, and of no other.
-
-    Left to itself it would listen on every address of the host.
-    """
-    host = worker.address.split("://")[-1].rsplit(":", 1)[0].strip("[]")
-    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
-    port = listener.getsockname()[1]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def join(

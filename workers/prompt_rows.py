@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.errors import UserError
+from configs.secrets import resolved_options
 from pipeline.cursor import batch_rows, epoch_rows
 from pipeline.history import PromptHistory, history_end
 from pipeline.random import permutation, seed_of
@@ -60,7 +61,7 @@ def _sampled(context: RankContext, iteration: int) -> Array:
         text=lambda row: source.prompts([row])[0].text,
         ask=lambda texts, *, max_new_tokens: ask(context, texts, max_new_tokens=max_new_tokens),
     )
-    rows = checked_rows(sampler(view, **config.data.sampler_options), view, config.data.sampler)
+    rows = checked_rows(sampler(view, **resolved_options(config.data.sampler_options)), view, config.data.sampler)
     if any(other != rows.tolist() for other in gather_to_all(rows.tolist(), context.group)):
         raise UserError(
             f"data.sampler {config.data.sampler}: iteration {iteration}: ranks chose different rows; draw from "

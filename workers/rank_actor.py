@@ -28,8 +28,8 @@ from workers.envelope import Envelope, classify, enveloped
 
 if TYPE_CHECKING:
     from workers.data_plane import DataPlane
-    from workers.process_group import TCPStore
     from workers.rank_context import RankContext
+    from workers.rendezvous import TCPStore
     from workers.stage_output import StageOutput
     from workers.stage_registry import StageMethod
 
@@ -108,11 +108,11 @@ class RankActor:
         self._busy: tuple[str, float] | None = None
 
     @enveloped
-    def open_rendezvous(self) -> tuple[str, int]:
-        """First rank of a pool: a TCP store on a free port; returns (host, port)."""
-        from workers.process_group import open_store
+    def open_rendezvous(self, interface: str | None, port: int) -> tuple[str, int]:
+        """First rank of a process group: a TCP store; returns (host, port)."""
+        from workers.rendezvous import open_rendezvous
 
-        self._store = open_store(get_worker())
+        self._store = open_rendezvous(interface, port, get_worker().address)
         return str(self._store.host), int(self._store.port)
 
     @enveloped

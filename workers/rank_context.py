@@ -25,10 +25,12 @@ from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.kept_tokenizer import keep_vocabulary
+from workers.network import own_network
 from workers.pretraining import PretrainingSource
-from workers.process_group import Joined, TCPStore, join
+from workers.process_group import Joined, join
 from workers.prompt_limits import check_prompts
 from workers.prompt_rows import HistoryReader
+from workers.rendezvous import TCPStore
 from workers.residency import Residency
 from workers.rewards import RewardFunctions, default_processes
 from workers.role_model import RoleModel
@@ -213,6 +215,8 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
     device = choose_device(config, local_rank=spec.global_rank)
     if spec.rendezvous is None:
         raise ValueError("a rank needs its pool's rendezvous")
+    wanted = config.cluster.interface
+    own_network(wanted, plane.address).use(told=wanted is not None)
     joined = join(
         device=device,
         rank=spec.pool_rank,

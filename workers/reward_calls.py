@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+from configs.errors import UserError
+from configs.secrets import masked, resolved_options
 from workers.reward_paths import FunctionPathError, resolve
 from workers.verifiers import BUILT_IN
 
@@ -80,9 +82,10 @@ class Functions:
         for index, function in enumerate(functions):
             try:
                 found = resolve(function["path"], function["options"])
-            except FunctionPathError as error:
+                options = resolved_options(function["options"])
+            except (FunctionPathError, UserError) as error:
                 return {"loaded": str(error), "function": index}
-            loaded = LoadedFunction(function=found, options=function["options"], batched=function["batched"])
+            loaded = LoadedFunction(function=found, options=options, batched=function["batched"])
             if loaded.batched and (loaded.is_coroutine or function["path"] in BUILT_IN):
                 kind = "a coroutine function" if loaded.is_coroutine else "built in"
                 return {"loaded": f"is {kind} and takes one sample a call; remove batch_size", "function": index}
@@ -139,4 +142,5 @@ async def _limited(loaded: LoadedFunction, sample: Sample, timeout_s: float) -> 
 
 
 def _error(error: BaseException) -> Reply:
-    return {"error": " ".join(f"{type(error).__name__}: {error}".split()), "traceback": traceback.format_exc()}
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": masked(line), "traceback": masked(traceback.format_exc())}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from configs.secrets import REFERENCE, resolved_options
+
 Need = Callable[[Mapping[str, Any]], str | None]
 
 
@@ -60,15 +62,16 @@ def _code(options: Mapping[str, Any]) -> str | None:
 
 
 def _http_judge(options: Mapping[str, Any]) -> str | None:
-    parts = urlsplit(str(options.get("url", "")))
+    parts = urlsplit(str(resolved_options({"url": options.get("url", "")})["url"]))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"url {options.get('url')!r} is no http:// or https:// address"
     if parts.username or parts.password:
         return (
             "url holds a password, which would be stored with the run; put the token into a variable and set token_env"
         )
-    if "authorization" in {str(name).lower() for name in options.get("headers") or {}}:
-        return "headers hold an Authorization, which would be stored with the run; set token_env instead"
+    headers = {str(name).lower(): str(value) for name, value in (options.get("headers") or {}).items()}
+    if not REFERENCE.fullmatch(headers.get("authorization", "env:NAME")):
+        return "headers hold an Authorization, which would be stored with the run; write env:NAME, or set token_env"
     variable = options.get("token_env")
     if variable is not None and not os.environ.get(variable):
         return f"token_env: the environment variable {variable} is not set where rewards are computed"

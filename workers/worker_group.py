@@ -24,8 +24,10 @@ from pipeline.placement import pool_of, pool_ranks, worlds
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
 from workers.answers import Rank, answers_of, names
-from workers.cluster import kill_workers, worker_addresses
+from workers.cluster import kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
+from workers.network import refuse_spread_engines
+from workers.places import worker_addresses
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
 
 logger = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class Ranks:
             for i, rank in enumerate(layout[name])
         }
         addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
+        refuse_spread_engines(self.config, addresses)
         self._placed |= set(addresses)
         actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
@@ -92,7 +95,8 @@ class Ranks:
             members = tuple(Rank(actor=actors[g], address=addresses[g], global_rank=g) for g in ranks)
             self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
         self.broken, self.fault = False, None
-        await asyncio.gather(*(self._set_up([self.pools[name] for name in names]) for names in together))
+        worlds_of_pools = [[self.pools[name] for name in names] for names in together]
+        await asyncio.gather(*(self._set_up(pools, number) for number, pools in enumerate(worlds_of_pools)))
 
     async def _fresh_addresses(self, places: list[Place]) -> list[str]:
         """A worker for each place.
@@ -129,11 +133,13 @@ class Ranks:
             where = f"{names([global_rank])} lost while it was placed"
             raise RanksLost(where, ranks=[global_rank], details=f"{address}: {error!r}") from error
 
-    async def _set_up(self, pools: Sequence[ResourcePool]) -> None:
-        """Pools of one process group: their ranks one after the other."""
-        timeout_s = max(self.config.cluster.call_timeout_s, self.config.cluster.start_timeout_s)
+    async def _set_up(self, pools: Sequence[ResourcePool], group_number: int) -> None:
+        """Pools of one process group, the number-th of the run: their ranks one after the other."""
+        cluster = self.config.cluster
+        timeout_s = max(cluster.call_timeout_s, cluster.start_timeout_s)
+        port = cluster.rendezvous_port + group_number if cluster.rendezvous_port else 0
         everyone = [rank for pool in pools for rank in pool.ranks]
-        opening = everyone[0].actor.open_rendezvous()
+        opening = everyone[0].actor.open_rendezvous(cluster.interface, port)
         (rendezvous,) = await self._answers([opening], everyone[:1], timeout_s, "rendezvous")
         sizes = tuple(len(pool.ranks) for pool in pools)
         specs = [

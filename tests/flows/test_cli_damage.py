@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flows.cli import main
 from storage.metrics import MetricsLog
 from storage.run_directory import RunDirectory
 from storage.timeline import append_spans
+from tests.bombs import bomb
 from tests.flows.stored_run import stored_run
 from tests.flows.test_cli import Capture
 from tests.flows.test_status import spans
@@ -52,8 +54,8 @@ def answer(args: list[str], run: RunDirectory, out: Path, capsys: Capture) -> tu
     known = {"RUN": str(run.path), "OUT.jsonl": f"{out}.jsonl", "OUT.html": f"{out}.html"}
     for old in out.parent.glob(f"{out.name}.*"):
         old.unlink()
-    json = [] if "report" in args or "export" in args else ["--json"]
-    code = main([known.get(arg, arg) for arg in args] + json)
+    as_json = [] if "report" in args or "export" in args else ["--json"]
+    code = main([known.get(arg, arg) for arg in args] + as_json)
     printed = capsys.readouterr()
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(out.parent.glob(f"{out.name}.*")))
     return code, printed.out + written, printed.err
@@ -102,3 +104,43 @@ def test_damage_to_logs_is_one_line(run: RunDirectory, tmp_path: Path, capsys: C
                 assert code in (0, 2) and len(err.splitlines()) == (code == 2), err
                 assert code == 0 or str(run.path) in err
         path.write_bytes(data)
+
+
+def test_a_pickle_in_any_file_is_not_run(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:
+    pickled = bomb(tmp_path / "exploded")
+    kinds: dict[str, Path] = {}
+    for path in sorted(path for path in run.path.rglob("*") if path.is_file()):
+        kinds.setdefault("chunk" if path.parent.name == "c" else path.name, path)
+    assert kinds.keys() >= {"config.json", "config.yaml", "metrics.jsonl", "timeline.jsonl", "zarr.json", "chunk",
+                            "manifest.json"}  # fmt: skip
+    readers = {
+        "timeline.jsonl": ["timeline", "RUN"], "manifest.json": ["checkpoints", "ls", "RUN"],
+        "metrics.jsonl": ["status", "RUN"], "chunk": ["rollouts", "show", "RUN", "-i", "0"],
+    }  # fmt: skip
+    for kind, path in kinds.items():
+        data = path.read_bytes()
+        path.write_bytes(pickled)
+        for args in (["report", "RUN", "--output", "OUT.html"], readers.get(kind, ["rollouts", "stats", "RUN"])):
+            assert answer(args, run, tmp_path / "out", capsys)[0] in (0, 2)
+        path.write_bytes(data)
+        assert not (tmp_path / "exploded").exists(), path
+
+
+@pytest.mark.parametrize("filters", [["pickle"], ["vlen-utf8", "pickle"]])
+def test_a_column_that_says_it_is_pickled_is_refused(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, filters: list[str]
+) -> None:
+    """Zarr's older format has a codec that unpickles; some versions of numcodecs use it without being told to."""
+    monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
+    run = stored_run(tmp_path, iterations=1)
+    group = run.rollouts / "00000000" / "zarr.json"
+    document = json.loads(group.read_text())
+    document["consolidated_metadata"]["metadata"]["text"] = {
+        "zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|O", "fill_value": None, "order": "C",
+        "compressor": None, "filters": [{"id": name} for name in filters], "dimension_separator": "/",
+    }  # fmt: skip
+    group.write_text(json.dumps(document))
+    (group.parent / "text" / "0").write_bytes(bomb(tmp_path / "exploded"))
+    code, _, err = answer(["rollouts", "show", "RUN", "-i", "0"], run, tmp_path / "out", capsys)
+    assert code == 2 and "the array 'text' is stored as no column is" in err
+    assert not (tmp_path / "exploded").exists()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flows.prefect_server import LocalPrefectServer
 from flows.run import RunSummary, session
 from pipeline.trace import trace, trace_async
 from storage.metrics import read_metrics
@@ -20,6 +22,7 @@ from storage.timeline import read_timeline
 from storage.token_text import TokenTexts
 from tests.flows.ranks import PaddingForbidden
 from tests.flows.tiny_runs import final_weights, largest_difference, ppo_config, write_inputs
+from tests.sockets import Listening, exposed, watched
 
 PLACEMENTS = {
     "all together": {"num_ranks": 2},
@@ -42,7 +45,14 @@ PLACEMENTS = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
+def sockets(prefect_server: LocalPrefectServer) -> Iterator[Listening]:
+    """What this process, all that it started and the Prefect server listened on in the meantime."""
+    with watched(os.getpid(), prefect_server.address.pid) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> dict[str, RunSummary]:
     """A run, and one optimizer update on its first rollouts under each placement."""
     folder = tmp_path_factory.mktemp("runs")
     inputs = write_inputs(folder)
@@ -71,6 +81,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -
 def test_the_run_completes_without_padding_anywhere(finished: dict[str, RunSummary]) -> None:
     assert finished["run"].status == "completed"
     assert finished["run"].iterations == 2
+
+
+def test_everything_listens_on_the_loopback_address(finished: dict[str, RunSummary], sockets: Listening) -> None:
+    """Scheduler and dashboard (in this process), nannies, workers, torch's store and gloo, the Prefect server."""
+    assert exposed(sockets) == []
+    assert all(sockets[name] for name in sockets if "server_process.py" in name or "dask worker" in name)
+    assert sum("dask worker" in name for name in sockets) >= 4
 
 
 def test_what_ran_is_what_was_traced(finished: dict[str, RunSummary]) -> None:

@@ -3,17 +3,19 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from configs.errors import UserError
 from configs.schema import RunConfig
 from storage.checkpoints import CheckpointStore
 from storage.run_directory import RunDirectory
+from tests.bombs import bomb
 from tests.models import tiny_model_dir
 from tests.workers.reference import (
     build,
@@ -177,24 +179,20 @@ def test_an_export_has_what_an_inference_server_reads(tmp_path: Path) -> None:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
 
 
-class Bomb:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.target,))
-
-
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "both"])
 def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path, name: str) -> None:
+    """both: the index says that a tensor is stored as bytes, which DCP would unpickle."""
     config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
-    actor.save(tmp_path / "checkpoint" / "actor")
-    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
-    (tmp_path / "checkpoint" / "actor" / name).write_bytes(bomb)
+    folder = tmp_path / "checkpoint" / "actor"
+    actor.save(folder)
+    pickled = bomb(tmp_path / "exploded")
+    if name == "both":
+        index = pickle.loads((folder / ".metadata").read_bytes())
+        index.state_dict_metadata = dict.fromkeys(index.state_dict_metadata, BytesStorageMetadata())
+        place = _StorageInfo("__0_0.distcp", 0, len(pickled))
+        index.storage_data = {MetadataIndex(tensor): place for tensor in index.state_dict_metadata}
+        (folder / ".metadata").write_bytes(pickle.dumps(index))
+    (folder / ("__0_0.distcp" if name == "both" else name)).write_bytes(pickled)
     with pytest.raises(BaseException):  # noqa: B017 - DCP's own is no Exception
         export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out")
     assert not (tmp_path / "exploded").exists()
-    pickle.loads(bomb)
-    assert (tmp_path / "exploded").exists(), "the bomb would have worked"

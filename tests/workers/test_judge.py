@@ -157,7 +157,7 @@ def test_the_token_is_sent_and_never_shown(
         ({"url": "judge.local/score"}, "'judge.local/score' is no http:// or https:// address"),
         ({"url": "http://me:secret@host/"}, "url holds a password"),
         ({"url": "http://host/", "token_env": "NO_SUCH_VARIABLE"}, "variable NO_SUCH_VARIABLE is not set"),
-        ({"url": "http://host/", "headers": {"authorization": "Bearer x"}}, "set token_env instead"),
+        ({"url": "http://host/", "headers": {"authorization": "Bearer x"}}, "or set token_env"),
         ({"url": "http://host/", "pattern": "("}, "is no regular expression"),
         ({}, "missing a required keyword-only argument: 'url'|missing a required argument: 'url'"),
     ],

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     # Started by file name: the package's parent is not on the path, and the current folder must not be first.
     sys.path[0:0] = [root for root in (str(Path(__file__).resolve().parents[2]),) if root not in sys.path]
 
+from configs.secrets import masked, resolved_options
 from pipeline.registry import import_object
 from workers.reward_process import end_with_parent, private_channel
 
@@ -43,10 +44,10 @@ class Episodes:
                 return {"loaded": None}
             return self._reset(request) if "reset" in request else self._step(request)
         except BaseException as error:  # noqa: BLE001
-            line = " ".join(f"{type(error).__name__}: {error}".split())
+            line = masked(" ".join(f"{type(error).__name__}: {error}".split()))
             if "load" in request:
                 return {"loaded": line}
-            return {"error": line, "traceback": traceback.format_exc()}
+            return {"error": line, "traceback": masked(traceback.format_exc())}
 
     def _load(self, path: str, options: dict[str, Any]) -> None:
         place = path.rpartition(":")[0]
@@ -54,6 +55,7 @@ class Episodes:
             sys.path.append(str(Path(place).expanduser().resolve().parent))
         made: Any = import_object(path, "environment")
         inspect.signature(made).bind(**options)
+        options = resolved_options(options)
         for method in ("reset", "step"):
             if not callable(getattr(made, method, None)):
                 raise TypeError(f"{path} has no method {method!r}")

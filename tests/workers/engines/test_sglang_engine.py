@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sockets import listening
 from tests.workers.engines import compliance, sglang_models
 from tests.workers.engines.sglang_models import SglangFactory
 from workers.engines.base import SamplingParams
@@ -42,6 +43,13 @@ def test_weights_are_the_engine_s_own_memory(make: SglangFactory) -> None:
     # Logits of zero: a uniform distribution, and the first id.
     assert result.samples[0].token_ids.tolist() == [0, 0, 0, 0]
     np.testing.assert_allclose(result.samples[0].log_probs, -np.log(128), rtol=1e-5)
+
+
+def test_it_listens_on_the_loopback_address(make: SglangFactory) -> None:
+    launcher = make().launcher_pid
+    assert launcher is not None
+    found = listening([launcher])
+    assert set().union(*found.values()) == {"127.0.0.1"}
 
 
 def test_a_sequence_may_fill_every_position(make: SglangFactory) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.engines.sglang.spec import HANDLES, EngineSpec
+from workers.network import VARIABLES, loopback_interface
 
 SILENCE_S = 60.0
 """A launcher at work says so every second; one that is silent for this long hangs."""
@@ -145,6 +146,7 @@ def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
     path = [str(PACKAGE_ROOT), *filter(None, [mine.get("PYTHONPATH")])]
     cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""} if spec.device == "cpu" else {}
     ours = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": folder, HANDLES: folder}
+    ours |= dict.fromkeys(VARIABLES, loopback_interface())  # an engine is of one host
     return {**mine, **cpu, **ours, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 

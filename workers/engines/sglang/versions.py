@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import re
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +18,16 @@ from typing import Any
 import sglang
 
 from workers.engines.sglang.spec import EngineSpec
+from workers.rendezvous import listening_store
 
+LOOPBACK = "127.0.0.1"
 EXPORTER = "workers.engines.sglang.exporter.export"
 CONTEXT_SLACK = 8
 """SGLang ends a sequence a few tokens before `context_length`; sequences that are too long never reach it."""
 
 
-def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of `sglang.Engine`."""
+def engine_arguments(spec: EngineSpec, rendezvous_port: int) -> dict[str, Any]:
+    """Keyword arguments of `sglang.Engine`. rendezvous_port: where its processes' torch process group meets."""
     arguments: dict[str, Any] = {
         "model_path": str(spec.model_dir),
         "load_format": "dummy",
@@ -41,7 +42,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "sleep_on_idle": True,
-        "nccl_port": free_port(),
+        "nccl_port": rendezvous_port,
         "log_level": "info",
     }
     return arguments | (_gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS)
@@ -90,7 +91,14 @@ def check(reply: Any) -> None:
 
 
 def start_engine(spec: EngineSpec) -> Any:
-    """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers)."""
+    """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers).
+
+    Its schedulers meet in a store of this process: torch's own, in the first of them, would listen on every address
+    of the host. Torch uses a launcher's store where these variables say that there is one.
+    """
+    store = listening_store(LOOPBACK)
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     skip_other_models(architecture(spec))
     from sglang.srt.entrypoints.engine import Engine
 
@@ -104,17 +112,11 @@ def start_engine(spec: EngineSpec) -> Any:
             # Without a tokenizer the schedulers answer directly: the process would only cost memory and time.
             return [], []
 
-    engine = PluggedEngine(**engine_arguments(spec))
+    engine = PluggedEngine(**engine_arguments(spec, store.port))
+    engine.rendezvous = store  # it ends with the engine
     # Spares each later collection the objects of the start: half a second of every flush on a CPU.
     engine.freeze_gc()
     return engine
-
-
-def free_port() -> int:
-    """SGLang's own choice is one of 900, which engines that start together may share."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def architecture(spec: EngineSpec) -> str:
