@@ -15,7 +15,8 @@ EPSILON = 1e-6
 def gae(tokens: ResponseTokens, config: RunConfig) -> Estimate:
     """Generalized advantage estimation (Schulman et al. 2016, eq. 16) over each sequence's response.
 
-    The last response token is terminal. returns = advantages + values, before whitening.
+    Tokens between actions of several turns are stepped over: the value after an action is that of the next action's
+    first token. The last response token is terminal. returns = advantages + values, before whitening.
     """
     values = tokens.column("values")
     advantages = discounted_gae(tokens.rewards, values, tokens.offsets, config.advantage.gamma, config.advantage.lam)

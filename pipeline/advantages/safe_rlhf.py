@@ -21,8 +21,7 @@ def safe_gae(tokens: ResponseTokens, config: RunConfig) -> Estimate:
     """
     if "cost" not in tokens.rollouts:
         raise ValueError("the estimator safe_gae needs costs: use algorithm safe_rlhf, or call compute_cost before it")
-    penalty = at_last_tokens(tokens, "reward") - tokens.rewards
-    costs = at_last_tokens(tokens, "cost") + penalty
+    costs = at_last_tokens(tokens, "cost") + tokens.kl_penalty
     one_critic = "cost_values" not in tokens.rollouts
     estimate = _one_critic(tokens, costs, config) if one_critic else _two_critics(tokens, costs, config)
     advantages = estimate.advantages

@@ -18,7 +18,7 @@ class ResponseTokens:
     """The response tokens of a batch, taken out of it: N tokens, float64.
 
     index: int64 [N], their places in the token columns. offsets: int64 [B + 1] into the N tokens.
-    rewards: [N], the reward of each token, KL penalty included. counted: bool [B], rows that the update
+    rewards: [N], the reward of each token, less kl_penalty [N]. counted: bool [B], rows that the update
     counts; the others still take part in their group's baseline.
     """
 
@@ -26,6 +26,7 @@ class ResponseTokens:
     index: Array
     offsets: Array
     rewards: Array
+    kl_penalty: Array
     counted: Array
 
     @property
@@ -74,23 +75,42 @@ register_estimator = ESTIMATORS.register
 def response_tokens(
     rollouts: Rollouts, config: RunConfig, *, kl_coef: float, counted: Array
 ) -> tuple[ResponseTokens, dict[str, float]]:
-    """The tokens with their rewards: the sequence's at its last response token, minus the KL penalty.
+    """The tokens with their rewards (`reward_of_tokens`), minus the KL penalty.
 
     Also the KL's metrics, where there is a reference. Raises ValueError for a penalty without one.
     """
     mask = rollouts["response_mask"].astype(bool)
     counts = np.bincount(sequence_ids(rollouts.offsets)[mask], minlength=rollouts.num_rows)
     offsets = offsets_of(counts)
-    rewards = np.zeros(offsets[-1])
-    answered = counts > 0
-    rewards[offsets[1:][answered] - 1] = rollouts["reward"].astype(np.float64)[answered]
+    index = np.flatnonzero(mask)
+    rewards = reward_of_tokens(rollouts, config, index=index, offsets=offsets)
     tokens = ResponseTokens(
-        rollouts=rollouts, index=np.flatnonzero(mask), offsets=offsets, rewards=rewards, counted=counted
+        rollouts=rollouts,
+        index=index,
+        offsets=offsets,
+        rewards=rewards,
+        kl_penalty=np.zeros(len(rewards)),
+        counted=counted,
     )
     if "ref_log_probs" not in rollouts:
         _refuse_missing_reference(config, kl_coef)
         return tokens, {}
     return _with_kl_penalty(tokens, config, kl_coef)
+
+
+def reward_of_tokens(rollouts: Rollouts, config: RunConfig, *, index: Array, offsets: Array) -> Array:
+    """float64 [N]: what each response token is rewarded with; a sequence's sum is its reward.
+
+    An environment's reward of an action (`step_reward`, times rewards.environment_weight) is at the action's last
+    token; what is left of the sequence's reward is at its last response token.
+    """
+    rewards = np.zeros(len(index))
+    if "step_reward" in rollouts:
+        rewards += config.rewards.environment_weight * rollouts["step_reward"][index].astype(np.float64)
+    of_steps = np.bincount(sequence_ids(offsets), weights=rewards, minlength=rollouts.num_rows)
+    answered = np.diff(offsets) > 0
+    rewards[offsets[1:][answered] - 1] += (rollouts["reward"].astype(np.float64) - of_steps)[answered]
+    return rewards
 
 
 def _with_kl_penalty(
@@ -104,7 +124,7 @@ def _with_kl_penalty(
         return tokens, metrics
     penalty = kl_coef * kl_estimate(log_ratio, config.kl.estimator)
     metrics["kl_penalty"] = mean_of(tokens.sequence_sums(penalty))
-    return replace(tokens, rewards=tokens.rewards - penalty), metrics
+    return replace(tokens, rewards=tokens.rewards - penalty, kl_penalty=penalty), metrics
 
 
 def _refuse_missing_reference(config: RunConfig, kl_coef: float) -> None:

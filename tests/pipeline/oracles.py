@@ -52,6 +52,17 @@ def token_rewards(batch: Batch, kl: str | None, coef: float) -> PerToken:
     return rewards
 
 
+def with_step_rewards(batch: Batch, steps: PerToken, weight: float) -> PerToken:
+    """Rewards of the actions where they were given, the rest of the sequence's reward at its last response token."""
+    rewards = []
+    for row, mine in zip(batch, steps, strict=True):
+        paid = [weight * mine[t] if m else 0.0 for t, m in enumerate(row.mask)]
+        if row.kept:
+            paid[row.kept[-1]] += row.reward - sum(paid)
+        rewards.append(paid)
+    return rewards
+
+
 def sums(batch: Batch, rewards: PerToken) -> list[float]:
     """A row without a response keeps its reward."""
     return [sum(mine) if row.kept else row.reward for row, mine in zip(batch, rewards, strict=True)]

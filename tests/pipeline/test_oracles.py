@@ -66,6 +66,22 @@ def test_advantages_equal_the_loops(name: str, kl: str | None) -> None:
         close(found.token_columns["advantages"], flat(expected))
 
 
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_rewards_of_steps_are_counted_where_they_were_given(name: str) -> None:
+    """An action is a run of unmasked tokens; its reward is at its last one."""
+    for seed in SEEDS:
+        batch, rng = random_batch(seed), np.random.default_rng(seed)
+        ends = [[m and not (row.mask[t + 1 :] or [0])[0] for t, m in enumerate(row.mask)] for row in batch]
+        steps = [[float(np.float32(rng.normal())) if end else 0.0 for end in mine] for mine in ends]
+        rollouts = as_rollouts(batch).with_columns(token={"step_reward": np.array(flat(steps), np.float32)})
+        advantage = {"estimator": name, "gamma": GAMMA, "lam": LAM, "whiten": False}
+        settings = config(advantage=advantage, rewards={"environment_weight": 0.5})
+        found = compute_advantages(rollouts, settings, kl_coef=0.0).token_columns
+        rewards = oracles.with_step_rewards(batch, steps, 0.5)
+        close(found["token_rewards"], flat(rewards))
+        close(found["advantages"], flat(ESTIMATES[name](batch, rewards)))
+
+
 def test_the_returns_of_gae_are_advantages_plus_values() -> None:
     for seed in SEEDS:
         batch = random_batch(seed)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from configs.errors import UserError
+from configs.schema import RunConfig
 from pipeline.episodes import state_group
 from pipeline.losses import LossBatch, ModelOutputs, get_loss
 from pipeline.rollouts import Rollouts, sequence_ids
@@ -150,6 +151,36 @@ def test_the_gradient_is_that_of_a_padded_model_with_masks_in_the_middle(model: 
     metrics = rank.run("actor.update_actor", loss="clipped").metrics
     assert metrics["actor/tokens"] == with_advantages["response_mask"].sum()
     assert metrics["actor/loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_gae_pays_each_action_what_its_environment_gave_and_steps_over_observations(
+    model: Path, tmp_path: Path
+) -> None:
+    rewards = {"environment_weight": 2.0, "functions": [{"path": "length", "options": {"minimum": 10_000}}]}
+    rank = play(model, tmp_path, "Counter", kl={"placement": "none"}, rewards=rewards)
+    rank.run("reward.compute_reward")
+    batch = rank.plane.rollouts[0]
+    values = np.random.default_rng(0).normal(size=batch.num_tokens).astype(np.float32)
+    rank.plane.rollouts[0] = batch.with_columns(token={"values": values})
+    rank.context.config = with_gae(rank.context.config)
+    rank.run("actor.compute_advantages", kl_coef=0.0, estimator="gae")
+    found = rank.plane.rollouts[0]
+    for row in range(batch.num_rows):
+        tokens = [t for t in range(batch.offsets[row], batch.offsets[row + 1]) if batch["response_mask"][t]]
+        assert len(tokens) < batch["response_length"][row], "there are observations between the actions"
+        expected, following, later = {}, 0.0, 0.0
+        for t in reversed(tokens):
+            reward = 2 * float(batch["step_reward"][t]) + (t == tokens[-1]) * float(batch["reward/length"][row])
+            later = reward + 0.9 * following - values[t] + 0.9 * 0.8 * later
+            following, expected[t] = float(values[t]), later
+        assert np.allclose(found["advantages"][tokens], [expected[t] for t in tokens], atol=1e-5)
+        assert batch["step_reward"][tokens].tolist().count(0) == len(tokens) - 3, "three actions are paid"
+    assert not found["advantages"][batch["response_mask"] == 0].any()
+
+
+def with_gae(config: RunConfig) -> RunConfig:
+    changes = {"estimator": "gae", "gamma": 0.9, "lam": 0.8, "whiten": False}
+    return config.model_copy(update={"advantage": config.advantage.model_copy(update=changes)})
 
 
 def policy_loss(rollouts: Rollouts, log_probs: torch.Tensor, rank: OneRank) -> float:
