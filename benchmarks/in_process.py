@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pipeline.models import Models, gather
 from pipeline.placement import needs_model
 from pipeline.rollouts import Rollouts
 from pipeline.stages import ColumnsRef, RolloutsHandle, StageOutcome, StageSpec
-from pipeline.trace import roles_of, trace, trained_roles
+from pipeline.trace import roles_of, trace, updates_of_roles
 from workers.data_plane import DataPlane, Rows
 from workers.rank_actor import RankSpec, StageRequest
 from workers.rank_context import RankContext, build_context
@@ -54,7 +54,7 @@ class InProcessRun:
         calls = trace(config)
         self.config, self.plane = config, MemoryPlane()
         self.coefficients = Coefficients.of(config, {})
-        self.context = _context(config, folder, self.plane, roles_of(calls), trained_roles(calls))
+        self.context = _context(config, folder, self.plane, roles_of(calls), updates_of_roles(calls))
         self.iteration = 0
 
     def step(self) -> dict[str, float]:
@@ -105,7 +105,9 @@ class InProcessRun:
         return StageOutcome(num_rows=output.num_rows, columns=dict.fromkeys(names, "here"), metrics=metrics)
 
 
-def _context(config: RunConfig, folder: Path, plane: DataPlane, roles: set[str], trained: set[str]) -> RankContext:
+def _context(
+    config: RunConfig, folder: Path, plane: DataPlane, roles: set[str], updates: Mapping[str, int]
+) -> RankContext:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     spec = RankSpec(
         config=config,
@@ -115,7 +117,8 @@ def _context(config: RunConfig, folder: Path, plane: DataPlane, roles: set[str],
         pool_size=1,
         global_rank=0,
         roles=tuple(sorted(role for role in roles if needs_model(config, role) or role in ("reward", "cost"))),
-        trained=tuple(sorted(trained)),
+        trained=tuple(sorted(updates)),
+        updates=updates,
         incarnation=0,
         rendezvous=(str(store.host), int(store.port)),
     )

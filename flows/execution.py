@@ -27,7 +27,7 @@ from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model
 from pipeline.stages import RolloutsHandle
-from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles
+from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
 from storage.rollout_store import RolloutStore
@@ -107,6 +107,7 @@ class RunExecution:
             run_dir=self.directory.path,
             roles=frozenset(roles_of(calls)),
             trained=frozenset(trained_roles(calls)),
+            updates=updates_of_roles(calls),
             actor_class=self.actor_class,
         )
         per_pool = calls_per_pool(calls)

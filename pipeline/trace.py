@@ -117,6 +117,11 @@ def calls_per_pool(calls: list[TracedCall]) -> Mapping[str, int]:
     return Counter(pool for call in calls for pool in (call.pool, *call.also_on))
 
 
+def updates_of_roles(calls: list[TracedCall]) -> Mapping[str, int]:
+    """How often an iteration updates each role that is trained."""
+    return Counter(call.role for call in calls if call.kind == "state")
+
+
 def trained_roles(calls: list[TracedCall]) -> set[str]:
     """Roles whose weights the algorithm updates."""
     return {call.role for call in calls if call.kind == "state"}

@@ -31,9 +31,10 @@ class StepReport:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Counters that a checkpoint keeps. steps: mini-batches seen, skipped ones included.
+    """Counters that a checkpoint keeps. version: updates. steps: the place in the schedule.
 
-    The schedule follows `steps`; `adam_steps`, Adam's bias correction, counts the changes of weights.
+    An update of fewer mini-batches than planned leaves the rest of its steps out, so that the schedule ends with
+    the run. `adam_steps`, Adam's bias correction, counts the changes of weights.
     """
 
     version: int = 0

@@ -47,6 +47,8 @@ class RankSpec:
     roles: tuple[str, ...]
     trained: tuple[str, ...]
     incarnation: int
+    updates: Mapping[str, int] = field(default_factory=dict)
+    """How often an iteration updates a role; one that is not named: once."""
     rendezvous: tuple[str, int] | None = None
     pool_sizes: tuple[int, ...] = ()
     """Of the pools in this rank's process group, in its order; empty: its own pool alone."""

@@ -228,7 +228,14 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
     )
     mesh = DeviceMesh(device.type, list(joined.mesh_ranks), mesh_dim_names=("dp",))
     models = {
-        role: RoleModel.build(role, config, mesh, device, trained=role in spec.trained)
+        role: RoleModel.build(
+            role,
+            config,
+            mesh,
+            device,
+            trained=role in spec.trained,
+            updates_per_iteration=spec.updates.get(role, 1),
+        )
         for role in spec.roles
         if needs_model(config, role)
     }

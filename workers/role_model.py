@@ -53,11 +53,19 @@ class RoleModel:
 
     @classmethod
     def build(
-        cls, role: str, config: RunConfig, mesh: DeviceMesh, device: torch.device, *, trained: bool | None = None
+        cls,
+        role: str,
+        config: RunConfig,
+        mesh: DeviceMesh,
+        device: torch.device,
+        *,
+        trained: bool | None = None,
+        updates_per_iteration: int = 1,
     ) -> RoleModel:
         """Load and shard the role's initial model (collective).
 
         trained: None: the actor and the critic are, and the reward model by `algorithm: reward_model`.
+        updates_per_iteration: how often the algorithm updates the role, for the learning rate's schedule.
         Raises UserError when the configuration names no usable model.
         """
         trained = is_trained(role, config) if trained is None else trained
@@ -82,7 +90,7 @@ class RoleModel:
         optimizer = None
         if trained:
             names = {n: p for n, p in model.hf.named_parameters() if p.requires_grad}
-            steps = config.training.num_iterations * config.training.num_epochs * config.training.num_mini_batches
+            steps = config.training.num_iterations * updates_per_iteration * steps_of_update(config)
             optimizer = Optimizer(names, section.optimizer, total_steps=steps, mesh=mesh)
         return cls(role=role, config=config, mesh=mesh, device=device, model=model, optimizer=optimizer)
 
@@ -152,6 +160,7 @@ class RoleModel:
             device=self.device,
             sequence_level=get_loss(loss) in PAIR_LOSSES or self.role in ("reward", "cost"),
         )
+        self.optimizer.progress.steps = self.version * steps_of_update(self.config)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             metrics = updater.run(mini_batches, pretraining)
@@ -255,6 +264,11 @@ class RoleModel:
                     _scatter(columns, outputs, batch, micro, by_row=by_row)
         packed_model.reshard(self.model)
         return columns
+
+
+def steps_of_update(config: RunConfig) -> int:
+    """Optimizer steps of a whole update; one of fewer groups than mini-batches makes fewer."""
+    return config.training.num_epochs * config.training.num_mini_batches
 
 
 def is_trained(role: str, config: RunConfig) -> bool:

@@ -64,6 +64,8 @@ class Ranks:
     run_dir: Path
     roles: frozenset[str]
     trained: frozenset[str] = frozenset()
+    updates: Mapping[str, int] = field(default_factory=dict)
+    """How often an iteration updates a role; one that is not named: once."""
     actor_class: type[RankActor] = RankActor
     incarnation: int = 0
     pools: dict[str, ResourcePool] = field(default_factory=dict)
@@ -152,6 +154,7 @@ class Ranks:
                 global_rank=rank.global_rank,
                 roles=pool.roles,
                 trained=tuple(sorted(self.trained & set(pool.roles))),
+                updates=dict(self.updates),
                 incarnation=self.incarnation,
                 rendezvous=rendezvous,
                 pool_sizes=sizes,

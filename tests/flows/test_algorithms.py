@@ -69,6 +69,7 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
         "cost": {"path": cost},
         "costs": {"functions": [{"path": f"{scorers}:vowel_cost"}], "model_weight": 0.5},
         "safety": {"cost_limit": 0.1, "multiplier_lr": 0.5},
+        "kl": {"coef": 0.05, "target": 0.01, "horizon": 20},
         "data": {"pretraining": {"path": str(texts)}, "pretraining_batch_size": 3},
     }
     pairs = write_rows(folder / "pairs.jsonl", PAIRS)
@@ -156,6 +157,21 @@ def test_the_multiplier_follows_the_mean_cost_and_is_in_the_checkpoint(finished:
         checkpoint = next(c for c in CheckpointStore(directory.checkpoints).committed() if c.step == iteration + 1)
         assert checkpoint.state["log_cost_multiplier"] == pytest.approx(log_multiplier)
     assert rows[1]["cost_multiplier"] != 1.0
+
+
+def test_the_kl_coefficient_adapts_is_in_the_checkpoint_and_goes_on_in_a_resumed_run(
+    finished: dict[str, RunSummary],
+) -> None:
+    """By hand: beta * exp(clip(KL / target - 1, 0.2) * rows / horizon), and the penalty is beta times the KL."""
+    directory = RunDirectory.open(finished["resumed"].run_dir)
+    store, coef = RolloutStore(directory.rollouts), 0.05
+    checkpoints = {c.step: c.state["kl_coef"] for c in CheckpointStore(directory.checkpoints).committed()}
+    for iteration, row in enumerate(read_metrics(directory.metrics)):
+        assert row["kl_penalty"] == pytest.approx(coef * row["kl"], rel=1e-5, abs=1e-9)
+        error = min(max(row["kl"] / 0.01 - 1, -0.2), 0.2)
+        coef *= math.exp(error * store.read(iteration, columns=["reward"]).num_rows / 20)
+        assert checkpoints[iteration + 1] == pytest.approx(coef)
+    assert coef != pytest.approx(0.05) and len(checkpoints) == 3
 
 
 def test_costs_are_the_models_score_and_the_functions(finished: dict[str, RunSummary]) -> None:

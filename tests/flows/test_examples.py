@@ -62,6 +62,8 @@ def small(name: str, model: Path) -> RunConfig:
     ]  # fmt: skip
     if name in ("replay_grpo", "metis"):
         changes += ["data.train={path: calculator.jsonl}", "rewards.functions=[{path: vowels.py:vowels}]"]
+    if name == "replay_grpo":
+        changes += ["training.num_mini_batches=2", "actor.optimizer={lr: 1.0e-3, schedule: linear, min_lr_ratio: 0.0}"]
     return load_config(f"{name}.yaml", changes)
 
 
@@ -105,6 +107,16 @@ def test_the_example_completes_with_the_stages_of_its_trace(name: str, runs: dic
         for call in calls:
             names = (named(stages[call.stage].row_set, c) for c in stages[call.stage].columns)
             assert {c for c in names if not c.startswith("reward/")} == set(call.writes), call.stage
+
+
+def test_the_schedule_ends_with_the_run_where_an_iteration_makes_two_updates(runs: dict[str, RunSummary]) -> None:
+    """Three iterations of two updates of two steps; the first replay has no rows and makes none."""
+    rows = read_metrics(RunDirectory.open(runs["replay_grpo"].run_dir).metrics)
+    found = [(row["actor/lr"], row.get("replay/actor/lr")) for row in rows]
+    expected = [[1e-3 * (1 - (4 * i + last) / 11) for last in (1, 3)] for i in range(3)]
+    assert found[0] == (pytest.approx(expected[0][0]), None)
+    assert [list(pair) for pair in found[1:]] == [pytest.approx(pair) for pair in expected[1:]]
+    assert found[-1][1] == pytest.approx(0)
 
 
 def test_a_call_of_ones_own_runs_on_the_ranks(runs: dict[str, RunSummary]) -> None:

@@ -20,8 +20,10 @@ from tests.workers.reference import (
     padded_scalar,
     padded_values,
     run_config,
+    single_rank_mesh,
 )
 from workers.envelope import TrainingDiverged
+from workers.role_model import RoleModel
 
 ROLLOUTS = grouped_rollouts([9, 4, 1], [[3, 7, 1], [12], [2, 5]])
 PAIRS = grouped_rollouts([5, 3], [[4, 6], [2, 9]])
@@ -113,7 +115,7 @@ def test_entropy_has_a_gradient_only_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_each_mini_batch_is_one_step_and_the_version_counts_updates(tmp_path: Path) -> None:
-    model = build("actor", run_config(tiny_model_dir(tmp_path), **no_kl()))
+    model = build("actor", run_config(tiny_model_dir(tmp_path), training={"num_mini_batches": 2}, **no_kl()))
     parts = [ROLLOUTS.select([0, 1, 2]), ROLLOUTS.select([3, 4, 5])]
     metrics = model.update(parts, "clipped", seed=0)
     assert (metrics["steps"], model.version) == (2, 1)
@@ -166,6 +168,32 @@ def test_updates_are_bitwise_repeatable(tmp_path: Path) -> None:
             model.update([ROLLOUTS], "clipped", seed=seed)
         states.append(model.full_state())
     assert max_difference(*states) == 0
+
+
+def test_an_update_of_fewer_mini_batches_than_planned_keeps_the_schedule(tmp_path: Path) -> None:
+    """Two iterations of two updates of two steps; linear from 1 to 0 over eight."""
+    optimizer = {"lr": 1e-3, "schedule": "linear", "min_lr_ratio": 0.0}
+    training = {"num_iterations": 2, "num_mini_batches": 2}
+    config = run_config(tiny_model_dir(tmp_path), actor={"optimizer": optimizer}, training=training, **no_kl())
+    model = RoleModel.build("actor", config, single_rank_mesh(), torch.device("cpu"), updates_per_iteration=2)
+    rates = [
+        model.update(parts, "clipped", seed=0).get("lr") for parts in ([ROLLOUTS] * 2, [], [ROLLOUTS], [ROLLOUTS] * 2)
+    ]
+    assert rates == [pytest.approx(1e-3 * 6 / 7), None, pytest.approx(1e-3 * 3 / 7), pytest.approx(0)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_entropy_bonus_raises_the_entropy_and_a_malus_lowers_it(tmp_path: Path, sign: int) -> None:
+    """Nothing else is in the loss: all advantages are 0."""
+    config = run_config(
+        tiny_model_dir(tmp_path), actor={"optimizer": {"lr": 1e-3}}, loss={"entropy_coef": 0.1 * sign}, **no_kl()
+    )
+    still = ROLLOUTS.with_columns(token={"advantages": np.zeros(ROLLOUTS.num_tokens, np.float32)})
+    model = build("actor", config)
+    before = model.compute_log_prob(still)["entropy"].mean()
+    metrics = model.update([still], "clipped", seed=0)
+    assert metrics["loss"] == pytest.approx(-0.1 * sign * metrics["entropy"]) and metrics["entropy"] > 0
+    assert sign * (model.compute_log_prob(still)["entropy"].mean() - before) > 1e-4
 
 
 def test_a_frozen_role_cannot_be_updated(tmp_path: Path) -> None:
