@@ -1,4 +1,4 @@
-"""One Prefect artifact per iteration: a page of markdown under the run's key, with its history.
+"""One Prefect artifact per iteration: a page of markdown under the configuration's key, with its history.
 
 Prefect's interface renders markdown with HTML. What a model wrote goes into a code fence that is longer
 than any fence in it, so that it stays text.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ _reported_runs: set[str] = set()
 
 
 async def publish_iteration(
+    name: str,
     run_name: str,
     iteration: int,
     metrics: Mapping[str, Any],
@@ -31,40 +32,47 @@ async def publish_iteration(
 ) -> None:
     """Publish the iteration's artifact from inside a flow or task run.
 
-    Never fails the run: the first failure of a run to reach the server is logged with its cause.
+    name: the configuration's, of which the key is made: the key's history is of all iterations of all its runs.
     """
-    import httpx
     from prefect.artifacts import MarkdownArtifact
 
     artifact = MarkdownArtifact(
-        key=artifact_key(run_name),
+        key=artifact_key(name, "iterations"),
         description=f"Iteration {iteration} of {one_line(run_name)}",
         markdown=iteration_markdown(run_name, iteration, metrics, stage_seconds, best, worst, warnings=warnings),
     )
+    await reaching_server(run_name, f"iteration {iteration}", artifact.acreate())
+
+
+async def reaching_server(run_name: str, what: str, request: Awaitable[object]) -> None:
+    """Await a request to the Prefect server that never fails the run: the first failure of a run to reach the
+    server is logged with its cause."""
+    import httpx
+
     try:
         async with asyncio.timeout(PUBLISH_TIMEOUT_S):
-            await artifact.acreate()
+            await request
     except (httpx.HTTPError, OSError) as error:  # OSError: no connection, and asyncio's time-out
-        _report_once(run_name, iteration, error)
+        _report_once(run_name, what, error)
 
 
-def _report_once(run_name: str, iteration: int, error: Exception) -> None:
+def _report_once(run_name: str, what: str, error: Exception) -> None:
     if run_name in _reported_runs:
         return
     _reported_runs.add(run_name)
     logger.warning(
-        "no Prefect artifact for iteration %d of %s, nor a word about further ones: %s: %s",
-        iteration,
+        "no Prefect artifact for %s of %s, nor a word about further ones: %s: %s",
+        what,
         run_name,
         type(error).__name__,
         error or f"no answer within {PUBLISH_TIMEOUT_S:g} s",
     )
 
 
-def artifact_key(run_name: str) -> str:
-    """The run's artifact key: lowercase letters, digits and single dashes, as Prefect asks."""
-    slug = re.sub(r"[^a-z0-9]+", "-", run_name.lower()).strip("-")
-    return f"{slug or 'run'}-iterations"
+def artifact_key(name: str, kind: str) -> str:
+    """`NAME-KIND`, the same in every run of a configuration; lowercase letters, digits, dashes, as Prefect asks."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{slug or 'run'}-{kind}"
 
 
 def iteration_markdown(

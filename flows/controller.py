@@ -23,6 +23,7 @@ from flows.recovery import Recoveries
 from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import run_stage_task
+from flows.task_graph import TaskGraph
 from pipeline.calls import history_read
 from pipeline.coefficients import Coefficients
 from pipeline.placement import pools_of
@@ -62,6 +63,7 @@ class Controller:
         self.coefficients, self.recoveries = coefficients, recoveries
         self.recorder = recorder
         self.outcomes: dict[int, dict[str, StageOutcome]] = {}
+        self.graph = TaskGraph()
         self._records: dict[int, Mapping[str, StageRecord]] = {}
 
     def begin_iteration(self, iteration: int) -> None:
@@ -73,6 +75,7 @@ class Controller:
     async def end_iteration(self, iteration: int) -> dict[str, StageOutcome]:
         """Close the iteration in every pool's order; returns its stages' outcomes."""
         await self.turns.end_iteration(iteration)
+        self.graph.forget(iteration)
         del self._records[iteration]
         return self.outcomes.pop(iteration)
 
@@ -80,7 +83,8 @@ class Controller:
         """Take the stage's place in its pools' order, then run it as a Prefect task."""
         for pool in pools_of(self.config, spec.call):
             self.turns.enter(pool, (spec.key.iteration, spec.place))
-        outcome = await run_stage_task(self, spec)
+        outcome, state = await run_stage_task(self, spec, after=self.graph.before(spec))
+        self.graph.ran(spec, outcome, state)
         self.outcomes[spec.key.iteration][spec.key.stage] = outcome
         return outcome
 

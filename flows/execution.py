@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Client
+from prefect import get_run_logger
 
 from configs.errors import suggestion
 from configs.schema import RunConfig
@@ -17,10 +18,12 @@ from flows.committer import Committer
 from flows.controller import Controller, StopRequested
 from flows.iteration_report import IterationReporter, iteration_metrics
 from flows.live_view import LiveView
+from flows.progress_artifacts import ProgressArtifacts
 from flows.recovery import Recoveries
 from flows.run_recorder import RunRecorder
 from flows.signals import StopRequest
 from flows.stage_tasks import CONTROLLERS, checkpoint_task
+from flows.stage_watch import StageWatch
 from pipeline.algorithms import get_algorithm
 from pipeline.coefficients import Coefficients
 from pipeline.loop import run_iterations
@@ -88,6 +91,7 @@ class RunExecution:
         `ended` is set afterwards, with `result` or `error`.
         """
         self.stop.handle_again()  # Prefect takes SIGTERM for itself while a flow runs
+        self.view.record = get_run_logger().info
         try:
             with self.recorder.execution():
                 self.result = await self._execute()
@@ -112,7 +116,8 @@ class RunExecution:
         )
         per_pool = calls_per_pool(calls)
         try:
-            status = await self._recovering(ranks, dict(per_pool))
+            async with self._watch(ranks, num_stages=len(calls)).watching():
+                status = await self._recovering(ranks, dict(per_pool))
         finally:
             CONTROLLERS.pop(self.name, None)
             try:
@@ -121,6 +126,11 @@ class RunExecution:
                 await ranks.close()
         recoveries = self.recoveries.document()
         return RunResult(status=status, iterations=self.done, metrics=self.last_metrics, recoveries=recoveries)
+
+    def _watch(self, ranks: Ranks, *, num_stages: int) -> StageWatch:
+        artifacts = ProgressArtifacts(self.config.name, run=self.name, stages=num_stages)
+        shown = artifacts if self.config.logging.artifacts else None
+        return StageWatch(ranks=ranks, recorder=self.recorder, artifacts=shown)
 
     async def _recovering(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
         """Attempts until the run is at its end; each of them with ranks of its own."""

@@ -87,8 +87,8 @@ class IterationReporter:
         if self._config.logging.artifacts:
             seconds = {stage: outcome.seconds for stage, outcome in outcomes.items() if not outcome.from_store}
             best, worst = await asyncio.to_thread(self._extremes, iteration, outcomes)
-            name = self._directory.path.name
-            await publish_iteration(name, iteration, metrics, seconds, best, worst, warnings=warnings)
+            name, run = self._config.name, self._directory.path.name
+            await publish_iteration(name, run, iteration, metrics, seconds, best, worst, warnings=warnings)
 
     def _extremes(self, iteration: int, outcomes: Mapping[str, StageOutcome]) -> tuple[str, str]:
         """The samples with the highest and the lowest reward, of those that count."""

@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,7 +42,10 @@ class LiveView:
     """A context manager; every method may be called from any thread, also outside the context.
 
     The live form needs a terminal on stdout and on stderr (it is drawn on stderr) and `quiet` false.
+    `record` is given each iteration's line and each note, whichever form it is.
     """
+
+    record: Callable[[str], None] | None = None
 
     def __init__(self, total_iterations: int, quiet: bool = False, *, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -90,15 +93,22 @@ class LiveView:
             self._done = iteration + 1
             self._metrics = dict(metrics)
         self._progress.update(self._task, completed=self._done)
+        line = f"iteration {iteration + 1}/{self._total}  {headline(metrics)}".rstrip()
+        self._record(line)
         if not self._is_live:
-            self._print_line(f"iteration {iteration + 1}/{self._total}  {headline(metrics)}".rstrip())
+            self._print_line(line)
 
     def note(self, text: str) -> None:
         """A sentence that stays on the screen."""
+        self._record(text)
         if self._is_live:
             self._console.print(Text(text))
         else:
             self._print_line(text)
+
+    def _record(self, text: str) -> None:
+        if self.record is not None:
+            self.record(text)
 
     def _print_line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

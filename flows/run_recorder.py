@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +118,18 @@ class RunRecorder:
         )
 
     def iteration_done(self, done: int) -> None:
-        self._write(iterations_done=done)
+        self._write(iterations_done=done, stages_done=0)
+
+    @property
+    def status(self) -> RunStatus:
+        """What was written last."""
+        return self._status
+
+    def progress(self, shares: Mapping[str, float]) -> None:
+        """How far the running stages are, from 0 to 1, by their names."""
+        changed = self._status.with_shares(shares)
+        if changed != self._status:
+            self._write(stages=changed.stages)
 
     @contextmanager
     def execution(self) -> Iterator[None]:
@@ -141,7 +152,11 @@ class RunRecorder:
         try:
             yield
         finally:
-            self._write(stages=tuple(stage for stage in self._status.stages if stage not in stages))
+            ended = {stage.name for stage in stages}
+            self._write(
+                stages=tuple(stage for stage in self._status.stages if stage.name not in ended),
+                stages_done=self._status.stages_done + 1,
+            )
 
     def _write(self, **changes: object) -> None:
         self._status = replace(self._status, **changes, updated_at=time.time())  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ class PlacedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveStage:
-    """A stage that runs. since: seconds since 1970."""
+    """A stage that runs. since: seconds since 1970. share: of it that is done, from 0 to 1, where its ranks know."""
 
     stage: str
     iteration: int
@@ -41,6 +41,12 @@ class ActiveStage:
     pool: str
     ranks: tuple[int, ...]
     since: float
+    share: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As people see it: `actor.update_actor[12]`."""
+        return f"{self.stage}[{self.iteration}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,8 @@ class RunStatus:
     error: str | None = None
     ranks: tuple[PlacedRank, ...] = ()
     stages: tuple[ActiveStage, ...] = ()
+    stages_done: int = 0
+    """Of the iterations that are not finished."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,6 +76,11 @@ class RunStatus:
     def with_peaks(self, peaks: Mapping[int, float]) -> RunStatus:
         ranks = tuple(replace(rank, peak_gib=peaks.get(rank.rank, rank.peak_gib)) for rank in self.ranks)
         return replace(self, ranks=ranks)
+
+    def with_shares(self, shares: Mapping[str, float]) -> RunStatus:
+        """shares: by the stage's and the iteration's name, `actor.update_actor[3]`."""
+        stages = tuple(replace(stage, share=shares.get(stage.name, stage.share)) for stage in self.stages)
+        return replace(self, stages=stages)
 
 
 @dataclass

@@ -85,11 +85,16 @@ async def _silent(late: Sequence[Rank], timeout_s: float, what: str) -> RanksLos
 
 
 async def _responds(rank: Rank) -> bool:
+    return await pinged(rank) is not None
+
+
+async def pinged(rank: Rank) -> dict[str, Any] | None:
+    """What the rank does now (`RankActor.ping`); None when it does not answer."""
     try:
-        await asyncio.wait_for(rank.actor.ping(), PING_S)
+        answer: dict[str, Any] = await asyncio.wait_for(rank.actor.ping(), PING_S)
     except (OSError, ValueError, TimeoutError):
-        return False
-    return True
+        return None
+    return answer
 
 
 def names(numbers: Sequence[int]) -> str:

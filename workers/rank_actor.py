@@ -25,6 +25,7 @@ from pipeline.stages import ColumnsRef, StageKey
 from storage.log_file import LogFile
 from storage.records import StageManifest
 from workers.envelope import Envelope, classify, enveloped
+from workers.progress import STAGE
 
 if TYPE_CHECKING:
     from workers.data_plane import DataPlane
@@ -139,6 +140,7 @@ class RankActor:
         started, since = time.perf_counter(), time.time()
         context.use_group(spans_pools=request.spans_pools)
         self._busy = (request.key.name, since)
+        STAGE.begin(0)
         try:
             output, peak_gib = self._measured(context, request)
             self._publish(request, output)
@@ -234,11 +236,11 @@ class RankActor:
         return enveloped(saving.result)()
 
     async def ping(self) -> dict[str, Any]:
-        """Answers in milliseconds, also while a stage runs: (stage, seconds so far) and memory."""
+        """Answers in milliseconds, also while a stage runs: which, the seconds so far and the share that is done."""
         if self._busy is None:
-            return {"stage": None, "seconds": 0.0}
+            return {"stage": None, "seconds": 0.0, "share": None}
         stage, since = self._busy
-        return {"stage": stage, "seconds": time.time() - since}
+        return {"stage": stage, "seconds": time.time() - since, "share": STAGE.share}
 
     def _ready(self, incarnation: int) -> RankContext:
         if self._context is None or self._spec is None:

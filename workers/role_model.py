@@ -27,6 +27,7 @@ from workers.optimizer import Optimizer, Progress, local
 from workers.packed_model import PackedCausalLM, PackedModel, PackedScalar
 from workers.packing import PackedBatch, pack
 from workers.parameters import copy_full_parameters, whole_tensor
+from workers.progress import STAGE
 from workers.residency import HOST, PARTS, Part
 from workers.role_sources import KINDS, load_role_model, model_config
 from workers.update import MicroBatch, Updater, cut_micro_batches, gather, padded
@@ -256,12 +257,14 @@ class RoleModel:
         columns = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
         cut = cut_micro_batches(batch, self.config, split_groups=True)
         number = int(gather(np.array([len(cut)]), self.mesh, self.device).max())
+        STAGE.begin(number)
         with torch.no_grad():
             for micro in padded(batch, cut, number):
                 packed = pack(micro.rollouts, share_prompts=self.config.training.share_prompts, device=self.device)
                 outputs = forward(packed)
                 if len(micro.rows):
                     _scatter(columns, outputs, batch, micro, by_row=by_row)
+                STAGE.step()
         packed_model.reshard(self.model)
         return columns
 

@@ -34,6 +34,7 @@ from pipeline.rollouts import Rollouts, offsets_of, sequence_ids
 from workers.optimizer import Optimizer, StepReport
 from workers.packed_model import PackedCausalLM, PackedModel
 from workers.packing import PackedBatch, pack
+from workers.progress import STAGE
 
 EMPTY_ROWS = 2
 """Rows of an empty micro-batch: a pair, since some losses want pairs."""
@@ -71,6 +72,7 @@ class Updater:
         if pretraining:
             coef = self.config.loss.pretraining_coef
             terms.append(Term(self.for_pretraining(), pretraining, name="pretraining_", coef=coef))
+        STAGE.begin(sum(term.num_passes for term in terms))
         reports = []
         for step in range(len(mini_batches)):
             for term in terms:
@@ -191,9 +193,14 @@ class Term:
 
     def accumulate(self, step: int) -> None:
         """Gradients of the step's rows, as many passes on every rank (collective)."""
-        number = int(self.counts[step][:, 3].max())
-        for micro in padded(self.batches[step], self.cuts[step], number):
+        for micro in padded(self.batches[step], self.cuts[step], int(self.counts[step][:, 3].max())):
             self.updater.accumulate(micro, self.totals(step), self.sums, self.coef)
+            STAGE.step()
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes of all steps."""
+        return int(self.counts[:, :, 3].max(axis=1).sum())
 
     def means(self) -> dict[str, float]:
         """Metrics as means over the steps that are not empty (collective)."""

@@ -98,8 +98,14 @@ def _ranks(said: RunStatus | None, now: float, *, going_on: bool) -> list[dict[s
 
 def _phase(stage: ActiveStage | None, now: float) -> dict[str, Any]:
     if stage is None:
-        return {"model": None, "phase": None, "iteration": None, "seconds": None}
-    return {"model": stage.role, "phase": stage.stage, "iteration": stage.iteration, "seconds": now - stage.since}
+        return {"model": None, "phase": None, "iteration": None, "seconds": None, "share": None}
+    return {
+        "model": stage.role,
+        "phase": stage.stage,
+        "iteration": stage.iteration,
+        "seconds": now - stage.since,
+        "share": stage.share,
+    }
 
 
 def _show(console: Console, document: dict[str, Any], now: float) -> None:
@@ -134,6 +140,7 @@ def _sentences(document: dict[str, Any], now: float) -> list[str]:
 
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
     phase = "idle" if rank["phase"] is None else f"{rank['phase']}[{rank['iteration']}]"
+    phase += "" if rank["share"] is None else f" {rank['share']:.0%}"
     seconds = "" if rank["seconds"] is None else f"{rank['seconds']:.1f}"
     return (str(rank["rank"]), seconds, number(rank["peak_gib"]), rank["pool"], phase, ", ".join(rank["models"]),
             rank["address"])  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_long_sample_is_cut_and_says_so() -> None:
     ],
 )
 def test_keys_are_what_prefect_accepts(name: str, key: str) -> None:
-    assert artifact_key(name) == key
+    assert artifact_key(name, "iterations") == key
 
 
 def test_a_page_without_samples_has_no_sample_headings() -> None:
@@ -91,11 +91,11 @@ async def test_each_iteration_is_a_version_of_one_artifact(prefect_server: Local
 
     @flow
     async def run() -> float:
-        await publish_iteration("Run 7", 0, {"reward_mean": 0.1}, {"x": 1.0}, NASTY[5], NASTY[2])
+        await publish_iteration("Run 7", "Run 7-2026", 0, {"reward_mean": 0.1}, {"x": 1.0}, NASTY[5], NASTY[2])
         started = time.perf_counter()
         for iteration in range(1, 6):
             metrics = {f"metric_{i}": float(i) for i in range(40)}
-            await publish_iteration("Run 7", iteration, metrics, {"x": 1.0}, "best", "worst")
+            await publish_iteration("Run 7", "Run 7-2026", iteration, metrics, {"x": 1.0}, "best", "worst")
         return (time.perf_counter() - started) / 5
 
     seconds = await run()
@@ -116,7 +116,7 @@ async def test_a_lost_server_is_one_warning_with_its_cause(
         caplog.at_level(logging.WARNING, logger="flows.artifacts"),
     ):
         for iteration in range(2):
-            await publish_iteration("lost", iteration, {}, {}, "", "")
+            await publish_iteration("lost", "lost", iteration, {}, {}, "", "")
     lines = [record.getMessage() for record in caplog.records if record.name == "flows.artifacts"]
     assert len(lines) == 1
     assert "iteration 0 of lost" in lines[0] and "ConnectError" in lines[0]

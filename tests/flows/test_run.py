@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pytest
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.objects import Artifact, TaskRun
 
 from flows.prefect_server import LocalPrefectServer
 from flows.run import RunSummary, session
+from pipeline.calls import CALLS
+from pipeline.phases import phase_of
 from pipeline.trace import trace, trace_async
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
@@ -147,28 +153,60 @@ async def test_prefect_shows_every_model_call_by_its_name(finished: dict[str, Ru
 
     directory = RunDirectory.open(finished["run"].run_dir)
     calls = await trace_async(directory.config())
-    wanted = {f"{call.stage}[{i}]" for call in calls for i in (0, 1)} | {
-        "checkpoint[1]",
-        "checkpoint[2]",
-    }
+    phases = {f"{call.stage}[{i}]": phase_of(CALLS[call.stage]) for call in calls for i in (0, 1)}
+    phases |= {"checkpoint[1]": "checkpoint", "checkpoint[2]": "checkpoint"}
     async with get_client() as client:
         flow_runs = [r for r in await client.read_flow_runs() if r.name == directory.path.name]
         assert [r.state_name for r in flow_runs] == ["Completed"]
-        names: dict[str, str] = {}
+        flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_runs[0].id]))
         for _ in range(50):  # the server's recorder works in batches
-            runs = [r async for r in _task_runs(client, flow_runs[0].id)]
-            names = {r.name: r.state_name for r in runs}
-            if wanted <= set(names) and all(names[n] == "Completed" for n in wanted):
+            runs = {r.name: r for r in await client.read_task_runs(flow_run_filter=flow_run)}
+            if phases.keys() <= runs.keys() and all(r.state_name == "Completed" for r in runs.values()):
                 break
             await asyncio.sleep(0.2)
-    assert {name: names.get(name) for name in wanted} == dict.fromkeys(wanted, "Completed")
+        artifacts = await client.read_artifacts(flow_run_filter=flow_run)
+        logs = [line.message for line in await client.read_logs(of_flow_run(flow_runs[0].id))]
+    assert {name: (run.state_name, run.tags) for name, run in runs.items()} == {
+        name: ("Completed", [phase]) for name, phase in phases.items()
+    }
+    assert [line[:13] for line in logs if line.startswith("iteration")] == ["iteration 1/2", "iteration 2/2"]
+    assert_figure_1(runs)
+    assert_artifacts(artifacts, directory.path.name)
 
 
-async def _task_runs(client: object, flow_run_id: object) -> AsyncIterator[object]:
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+def of_flow_run(flow_run_id: UUID) -> LogFilter:
+    return LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]))
 
-    for run in await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))):  # type: ignore[attr-defined]
-        yield run
+
+def assert_figure_1(runs: dict[str, TaskRun]) -> None:
+    """The edges that Prefect's page draws: what each stage reads, and the weights from one iteration to the next."""
+    names = {run.id: name for name, run in runs.items()}
+    before = {
+        name: {names[parent.id] for parents in run.task_inputs.values() for parent in parents if parent.id in names}
+        for name, run in runs.items()
+    }
+    assert before["actor.generate_sequences[0]"] == set()
+    prepared = (
+        "actor.compute_log_prob",
+        "reference.compute_log_prob",
+        "critic.compute_values",
+        "reward.compute_reward",
+    )
+    assert all(before[f"{name}[1]"] == {"actor.generate_sequences[1]"} for name in prepared)
+    advantages = "actor.compute_advantages[1]"
+    assert before[advantages] == {"actor.generate_sequences[1]", *(f"{name}[1]" for name in prepared)}
+    assert {advantages, "critic.compute_values[1]"} < before["critic.update_critic[1]"]
+    updates = {"actor.update_actor[0]", "critic.update_critic[0]"}
+    assert before["actor.generate_sequences[1]"] == updates == before["checkpoint[1]"]
+
+
+def assert_artifacts(artifacts: list[Artifact], run: str) -> None:
+    """One page an iteration under the configuration's key; the bars at their ends."""
+    of_key = Counter(artifact.key for artifact in artifacts)
+    assert of_key == {"tiny-iterations": 2, "tiny-progress": 1, "tiny-stage": 1}
+    (progress,) = [artifact for artifact in artifacts if artifact.key == "tiny-progress"]
+    assert (progress.type, progress.data) == ("progress", 100.0)
+    assert progress.description == f"{run}: 2 of 2 iterations"
 
 
 def test_the_run_left_its_timeline_status_and_tokenizer(finished: dict[str, RunSummary]) -> None:

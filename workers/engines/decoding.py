@@ -16,6 +16,7 @@ from workers.engines.base import SamplingParams
 from workers.engines.kv_cache import KvCache
 from workers.engines.random import seed_tensor
 from workers.engines.sampling import sample_tokens
+from workers.progress import STAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Decoder:
             tokens, log_probs = sample_tokens(logits, self._seeds, step, self._sampling, self._stop_ids)
             self._token_ids[self._slots, step] = tokens.int()
             self._log_probs[self._slots, step] = log_probs
+            STAGE.step()
             tokens = self._without_finished(tokens, step)
             if not len(tokens) or step + 1 == self._sampling.max_new_tokens:
                 break

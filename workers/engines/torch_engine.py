@@ -28,6 +28,7 @@ from workers.engines.batches import PromptSlice, plan_batches
 from workers.engines.decoding import Batch, CacheShape, DecodedBatch, Decoder
 from workers.engines.packed_linear import packed_linears
 from workers.engines.request_limits import RequestLimits
+from workers.progress import STAGE
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Expected |engine - trainer| of one log-probability."""
@@ -112,8 +113,10 @@ class TorchEngine:
         )
         num_rows = max((sum(part.num_rows for part in slices) for slices in batches), default=0)
         samples: list[list[Sample]] = [[] for _ in requests]
+        STAGE.begin(len(batches) * sampling.max_new_tokens)
         with packed_linears(self._model, num_rows=num_rows, num_steps=sampling.max_new_tokens * len(batches)):
-            for slices in batches:
+            for number, slices in enumerate(batches):
+                STAGE.at(number * sampling.max_new_tokens)
                 decoded = Decoder(self._model, self._shape, _batch(requests, slices), sampling).run()
                 made = iter(self._samples(decoded))
                 for part in slices:

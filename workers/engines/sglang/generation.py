@@ -14,6 +14,7 @@ from workers.engines.base import SamplingParams
 from workers.engines.sglang.plugin import MIN_NEW_TOKENS
 from workers.engines.sglang.spec import Draw, Drawn, EngineSpec, Failed
 from workers.engines.sglang.versions import abort, is_responsive, tokens_so_far
+from workers.progress import STAGE
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.5
@@ -40,6 +41,7 @@ class Generation:
         return results
 
     async def _all(self, draws: Sequence[Draw], sampling: SamplingParams, timeout_s: float) -> list[Drawn | Failed]:
+        STAGE.begin(len(draws))
         tasks = [asyncio.create_task(self._one(draw, sampling), name=self._name(draw)) for draw in draws]
         given_up = await self._wait(set(tasks), timeout_s)
         return [
@@ -54,6 +56,7 @@ class Generation:
         seen, since = (0, 0), time.monotonic()
         while pending:
             _, pending = await asyncio.wait(pending, timeout=TICK_S)
+            STAGE.at(STAGE.counts[1] - len(pending))
             progress = (len(pending), tokens_so_far(self._engine, [task.get_name() for task in pending]))
             if progress != seen:
                 seen, since = progress, time.monotonic()

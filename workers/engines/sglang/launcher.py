@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workers.engines.sglang.process import remove_leftovers
 from workers.engines.sglang.spec import HANDLES, EngineSpec
+from workers.progress import STAGE
 
 if TYPE_CHECKING:
     from workers.engines.sglang.generation import Generation
@@ -69,15 +70,15 @@ class Channel:
 
 
 class Heartbeat:
-    """Tells the rank that an operation is being worked on."""
+    """Tells the rank that an operation is being worked on, and how far it is."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._since = channel, 0.0
+        self._channel = channel
         self._working = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
     def __enter__(self) -> None:
-        self._since = time.monotonic()
+        STAGE.begin(0)
         self._working.set()
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +86,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while self._working.wait():
-            self._channel.send("alive", time.monotonic() - self._since)
+            self._channel.send("alive", STAGE.counts)
             time.sleep(ALIVE_EVERY_S)
 
 

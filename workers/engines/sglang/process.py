@@ -20,6 +20,7 @@ from typing import Any
 
 from workers.engines.sglang.spec import HANDLES, EngineSpec
 from workers.network import VARIABLES, loopback_interface
+from workers.progress import STAGE
 
 SILENCE_S = 60.0
 """A launcher at work says so every second; one that is silent for this long hangs."""
@@ -95,6 +96,8 @@ class EngineProcess:
                     raise self._death(f"{operation}: no sign of life for {SILENCE_S:g} s")
                 continue
             kind, value = self._message(operation)
+            if kind == "alive":
+                STAGE.counts = value
             if kind == "result":
                 return value
             if kind == "error":
