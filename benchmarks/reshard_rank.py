@@ -29,6 +29,7 @@ from benchmarks.reshard_ways import (
 )
 from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.shapes import SHAPES
+from workers.reshard import views
 from workers.reshard.transition import Transition
 from workers.reshard.verify import differing
 
@@ -48,6 +49,7 @@ class Job:
     engine: str
     repetitions: int
     bucket_mib: int
+    launch_mib: int
     memory_fraction: float
     update: bool
     baselines: bool
@@ -94,6 +96,7 @@ def main() -> None:
     job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
     device = torch.device("cuda", rank) if job.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
+    views.LAUNCH_BYTES = job.launch_mib * MIB
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(

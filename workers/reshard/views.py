@@ -16,10 +16,11 @@ from pipeline.reshard.plan import Gather
 from workers.reshard.bucket import MIB
 from workers.reshard.wire import as_bytes
 
-FIRST_LAUNCH_BYTES = 32 * MIB
+FIRST_LAUNCH_BYTES = 64 * MIB
 """Engine bytes of the first launch: small, so that the wire is not idle for long while it is being cast."""
-LAUNCH_BYTES = 512 * MIB
-"""Of the others; while one travels, the next ones are being cast."""
+LAUNCH_BYTES = 2048 * MIB
+"""Of the others; while one travels, the next ones are being cast. Fewer and larger launches are faster: 1.15 times
+the bare all-gather on two H200 where launches of 512 MiB take 1.24 times (7.6 B parameters)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class OwnTargets:
 def row_launches(
     gathers: Sequence[Gather], engine: Mapping[str, Tensor], *, place: int, size: int, itemsize: int
 ) -> tuple[RowLaunch, ...]:
-    """The launches of gathers along dim 0 over a group of `size`, in which this rank is number `place`; small first."""
+    """The launches of gathers along dim 0 over a group of `size`, in which this rank is number `place`."""
     return tuple(_launch(batch, engine, place, size) for batch in _batches(gathers, itemsize))
 
 
@@ -72,7 +73,7 @@ def _launch(gathers: Sequence[Gather], engine: Mapping[str, Tensor], place: int,
 def _batches(gathers: Sequence[Gather], itemsize: int) -> Iterator[list[Gather]]:
     batch: list[Gather] = []
     nbytes, limit = 0, FIRST_LAUNCH_BYTES
-    for gather in sorted(gathers, key=lambda gather: numel(gather.target)):
+    for gather in gathers:
         batch.append(gather)
         nbytes += numel(gather.target) * itemsize
         if nbytes >= limit:
