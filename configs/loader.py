@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -79,9 +79,14 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     return dumped
 
 
-def from_resolved(path: str | Path) -> RunConfig:
+class TextFile(Protocol):
+    """A file, or an object that is read like one."""
+
+    def read_text(self, encoding: str) -> str: ...
+
+
+def from_resolved(path: TextFile) -> RunConfig:
     """The configuration saved with a run; raises ConfigError when the file is missing or does not fit."""
-    path = Path(path)
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import shown, suggestion
 from configs.evaluation import held_out, held_out_key
-from configs.paths import is_folder, is_there, user_path
+from configs.paths import SCHEME, is_folder, is_there, is_url, user_path
 from configs.python_source import parsed
 from configs.schema import ModelConfig, Role, RunConfig
 
@@ -30,6 +30,7 @@ SMOLLM2 = "smollm2"
 
 EXTRAS = {
     "datasets": "datasets",
+    "obstore": "s3",
     "reasoning_gym": "reasoning",
     "sglang": "sglang",
     "tensorboard": "tensorboard",
@@ -104,6 +105,8 @@ def package_problems(config: RunConfig) -> Iterator[str]:
     for key, dataset in {"data.train": config.data.train, **datasets}.items():
         if dataset is not None and dataset.source != "file":
             wanted[f"{key}.source"] = dataset.source
+    if is_url(config.output):
+        wanted["output"] = "obstore"
     if config.logging.tensorboard:
         wanted["logging.tensorboard"] = "tensorboard"
     if config.logging.wandb_project is not None:
@@ -114,7 +117,11 @@ def package_problems(config: RunConfig) -> Iterator[str]:
 
 
 def output_problems(config: RunConfig) -> Iterator[str]:
-    """An output folder that cannot be made or written to."""
+    """An output folder that cannot be made or written to. Whether an object store takes it is asked later."""
+    if is_url(config.output):
+        if not config.output.startswith(SCHEME) or not config.output.removeprefix(SCHEME).split("/")[0]:
+            yield f"output: {shown(config.output)}: is no URL of an object store; write {SCHEME}BUCKET/FOLDER"
+        return
     output = user_path(config.output)
     existing = next((place for place in (output, *output.absolute().parents) if is_there(place)), Path("/"))
     if any(len(os.fsencode(part)) > MAX_NAME for part in output.parts):

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+SCHEME = "s3://"
+"""What the URL of a folder in an object store begins with."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def is_url(text: object) -> bool:
+    """Whether this names something that is no file of a mounted file system."""
+    return URL.match(str(text)) is not None
 
 
 def user_path(text: str | Path) -> Path:

@@ -109,7 +109,9 @@ def _options(
 
 @app.command(epilog=EPILOG)
 def quickstart(
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Parent of the run directories.")] = RUNS,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Parent of the run directories.")] = Path(
+        RUNS
+    ),
     json: Json = False,
 ) -> None:
     """Train a small model from scratch: SFT, a reward model, then PPO. Minutes on two CPU cores."""
@@ -123,8 +125,8 @@ def run(
     config: Config,
     overrides: Overrides = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="DIR", help="Parent of the run directory (sets `output`)."),
+        str | None,
+        typer.Option("--output", metavar="DIR", help="Parent of the run directory (sets `output`), or an s3:// URL."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say what would run, and stop.")] = False,
     json: Json = False,
@@ -165,7 +167,7 @@ def evaluate(
     ] = None,
     overrides: Overrides = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--output", metavar="DIR", help="Parent of the evaluation's directory (sets `output`)."),
     ] = None,
     runs: Runs = RUNS,
@@ -238,8 +240,9 @@ def ui(runs: Runs = RUNS, json: Json = False) -> None:
 
     def start() -> Answer:
         from flows.commands.ui import ui as command
+        from storage.locations import location
 
-        return command(runs)
+        return command(location(runs))
 
     _finish(deliver(start, as_json=json))
 

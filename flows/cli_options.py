@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,11 +16,14 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set actor.optimizer.lr=1e-6. Repeatable."),
 ]
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run directory, the name of a run (its newest), or `latest`.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run directory (a path or an s3:// URL), the name of a run (its newest), or `latest`."
+    ),
 ]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are looked up by name.")]
+Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="Where runs are looked up by name (or an s3:// URL).")]
 
-RUNS = Path("runs")
+RUNS = "runs"
 
 
 def finish(code: int) -> None:

@@ -6,6 +6,7 @@ from configs.checks import check_config
 from configs.schema import RunConfig
 from flows.own_code import check_own_code
 from flows.sinks import check_sinks
+from storage.locations import check_reachable, location
 from workers.engines.sglang_probe import check_engine
 from workers.environments.pool import check_environment
 from workers.rewards import check_reward_functions
@@ -19,3 +20,4 @@ def check(config: RunConfig, *, source: str = "") -> None:
     check_reward_functions(config)
     check_environment(config)
     check_engine(config)
+    check_reachable(location(config.output))

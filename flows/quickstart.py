@@ -15,6 +15,7 @@ from configs.schema import RunConfig
 from flows.hints import typed_command
 from flows.preflight import check
 from flows.quickstart_task import write_task
+from storage.locations import Location
 from storage.metrics import read_metrics
 from storage.plots import plot_run, series, text_plot
 
@@ -166,7 +167,7 @@ def judge(data: Path, sft: Path, reward: Path, ppo: Path, *, seed: int = 0) -> J
         )
 
 
-def _report(judgement: Judgement, run: Path, plot: Path, seconds: float, say: Callable[[str], None]) -> None:
+def _report(judgement: Judgement, run: Path, plot: Location, seconds: float, say: Callable[[str], None]) -> None:
     last = load_config("quickstart_ppo").training.num_iterations - 1
     say("")
     for line in judgement.lines():

@@ -68,7 +68,7 @@ def quiet_libraries() -> Iterator[None]:
 def exported(run_dir: Path, role: str) -> Path:
     """The role of a run's last checkpoint as a Hugging Face directory in the run's `exports/`."""
     run = RunDirectory.open(run_dir)
-    target = run.exports / role
+    target = run_dir / "exports" / role
     latest = CheckpointStore(run.checkpoints).latest()
     if latest is None:
         raise UserError(f"{run_dir}: has no committed checkpoint; go on with: hybridflow resume {run_dir}")

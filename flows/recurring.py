@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -19,13 +18,13 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from configs.errors import UserError
-from configs.paths import user_path
 from configs.schema import RunConfig
 from flows.commands.evaluate import evaluation_config
 from flows.preflight import check
 from flows.run import RunSummary, ranks_needed, session
 from flows.starting_point import create_run
 from storage.earlier_runs import earlier_runs, newest_checkpoint
+from storage.locations import Location, location
 from storage.run_directory import RunDirectory
 
 SUFFIX_DIGITS = 12
@@ -45,7 +44,7 @@ async def evaluation_run(config: RunConfig) -> Any:
 
 def evaluating(config: RunConfig) -> RunConfig:
     """What evaluates the newest checkpoint of the runs of `config.name`. Raises UserError when there is none."""
-    found = newest_checkpoint(earlier_runs(config.name, user_path(config.output)))
+    found = newest_checkpoint(earlier_runs(config.name, location(config.output)))
     if found is None:
         raise UserError(f"no run of {config.name!r} under {config.output} has a checkpoint to evaluate yet")
     run, checkpoint = found
@@ -57,13 +56,13 @@ async def _run(config: RunConfig) -> RunSummary:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # as the command line does: a user's own modules are found
     check(config)
-    parent = user_path(config.output)
+    parent = location(config.output)
     async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=True) as open_session:
         directory = run_directory(config, parent, UUID(str(flow_run.id)))
         return await open_session.resume(directory, directory.config())
 
 
-def run_directory(config: RunConfig, parent: Path, flow_run_id: UUID) -> RunDirectory:
+def run_directory(config: RunConfig, parent: Location, flow_run_id: UUID) -> RunDirectory:
     """The flow run's directory: made by its first try, found by the others."""
     suffix = flow_run_id.hex[-SUFFIX_DIGITS:]
     return RunDirectory.find(suffix, parent) or create_run(config, parent, suffix=suffix)

@@ -7,14 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
 from configs.errors import UserError
 from configs.loader import apply_overrides
-from configs.paths import user_path
 from configs.schema import RunConfig
 from flows.execution import RunExecution
 from flows.live_view import LiveView
@@ -26,6 +24,7 @@ from flows.signals import StopRequest
 from flows.starting_point import create_run
 from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
+from storage.locations import Location, local_side, location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
 from workers.attach import check_workers
@@ -58,7 +57,7 @@ class Session:
 
     client: Client
     stop: StopRequest
-    parent: Path
+    parent: Location
     quiet: bool
     actor_class: type[RankActor] = RankActor
 
@@ -78,7 +77,7 @@ class Session:
         from flows.alignment import run_flow
 
         with (
-            directory.locked(),
+            directory.locked(self.stop.request),
             controller_log(directory.logs) as log,
             LiveView(config.training.num_iterations, quiet=self.quiet) as view,
         ):
@@ -108,7 +107,9 @@ class Session:
 
 
 @asynccontextmanager
-async def session(config: RunConfig, *, parent: Path, num_workers: int, quiet: bool = False) -> AsyncIterator[Session]:
+async def session(
+    config: RunConfig, *, parent: Location, num_workers: int, quiet: bool = False
+) -> AsyncIterator[Session]:
     """Start what runs need: a local Prefect server, unless PREFECT_API_URL names one, and Dask."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())
@@ -127,12 +128,12 @@ async def session(config: RunConfig, *, parent: Path, num_workers: int, quiet: b
 
 
 @asynccontextmanager
-async def _prefect(parent: Path) -> AsyncIterator[str | None]:
+async def _prefect(parent: Location) -> AsyncIterator[str | None]:
     """API URL of a server of our own; None where the user's environment names one."""
     if configured_api_url() is not None:
         yield None
         return
-    server = LocalPrefectServer(parent / HOME)
+    server = LocalPrefectServer(local_side(parent) / HOME)
     try:
         await server.__aenter__()
     except (RuntimeError, OSError) as error:  # OSError: a full disk, or no server in time
@@ -148,10 +149,10 @@ def ranks_needed(config: RunConfig) -> int:
     return sum(pool_sizes(config).values())
 
 
-def run(config: RunConfig, *, parent: Path | None = None, quiet: bool = False) -> RunSummary:
+def run(config: RunConfig, *, parent: Location | None = None, quiet: bool = False) -> RunSummary:
     """Run a configuration. Raises UserError for a user's mistake, before anything is started."""
     check(config)
-    parent = parent or user_path(config.output)
+    parent = parent or location(config.output)
 
     async def go() -> RunSummary:
         async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=quiet) as open_session:
@@ -175,7 +176,7 @@ def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
     )
 
 
-def resume(run_dir: Path, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
+def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
     """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
     before = directory.config()

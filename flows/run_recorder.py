@@ -9,25 +9,26 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline.stages import StageOutcome, StageSpec
-from storage.run_status import ActiveStage, PlacedRank, RunStatus, StatusFile
-from storage.timeline import Span, append_spans
+from storage.locations import Location
+from storage.run_records import RunRecords
+from storage.run_status import ActiveStage, PlacedRank, RunStatus
+from storage.timeline import Span
 from workers.worker_group import Ranks, ResourcePool
 
 CHECKPOINT = "checkpoint"
 
 
 class RunRecorder:
-    """Called on the controller's event loop; a call costs one small file, unflushed.
+    """Called on the controller's event loop.
 
     A disk that refuses is a StorageError, as at any other write of the run.
     """
 
-    def __init__(self, run_dir: Path, *, iterations_total: int) -> None:
+    def __init__(self, run_dir: Location, *, iterations_total: int) -> None:
         now = time.time()
-        self._run_dir, self._file = run_dir, StatusFile(run_dir)
+        self._records = RunRecords(run_dir)
         self._status = RunStatus(
             state="starting",
             pid=os.getpid(),
@@ -72,8 +73,7 @@ class RunRecorder:
         self._status = self._status.with_peaks(outcome.peak_gib)
         # A stage may span pools; in the timeline each rank is shown in its own.
         pools = {rank.rank: rank.pool for rank in self._status.ranks}
-        append_spans(
-            self._run_dir,
+        self._records.spans(
             [
                 Span(
                     iteration=spec.key.iteration,
@@ -108,8 +108,7 @@ class RunRecorder:
         with self._active(active):
             yield
         end = time.time()
-        append_spans(
-            self._run_dir,
+        self._records.spans(
             [
                 Span(iteration=a.iteration, stage=CHECKPOINT, pool=a.pool, rank=rank, start=start, end=end)
                 for a in active
@@ -140,11 +139,13 @@ class RunRecorder:
             stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._write(state="stopped" if stopped else "failed", error=None if stopped else reason, stages=())
+            self._records.flush()
             raise
 
     def ended(self, state: str) -> None:
         """The run completed or was stopped."""
         self._write(state=state, stages=())
+        self._records.flush()
 
     @contextmanager
     def _active(self, stages: list[ActiveStage]) -> Iterator[None]:
@@ -160,4 +161,4 @@ class RunRecorder:
 
     def _write(self, **changes: object) -> None:
         self._status = replace(self._status, **changes, updated_at=time.time())  # type: ignore[arg-type]
-        self._file.write(self._status)
+        self._records.status(self._status)

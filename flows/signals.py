@@ -37,6 +37,11 @@ class StopRequest:
         """True after the first signal: start no further stage."""
         return self._requested.is_set()
 
+    def request(self, why: str) -> None:
+        """Stop as after a first signal, for another reason."""
+        self._requested.set()
+        self.note(why)
+
     def __enter__(self) -> Self:
         # signal.signal, not loop.add_signal_handler: the second signal must work while the loop is blocked.
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}

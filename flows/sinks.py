@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from configs.errors import UserError
 from configs.schema import LoggingConfig, RunConfig
+from storage.locations import local_side
 from storage.metrics import MetricsLog
 from storage.run_directory import RunDirectory
 
@@ -75,7 +76,7 @@ class TensorBoardSink:
     def __init__(self, run_directory: RunDirectory) -> None:
         from tensorboard.summary import Writer
 
-        self._writer = Writer(str(run_directory.path / "tensorboard"))
+        self._writer = Writer(str(local_side(run_directory.path) / "tensorboard"))
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -96,7 +97,7 @@ class WandbSink:
             project=project,
             id=run_directory.path.name,
             name=run_directory.path.name,
-            dir=str(run_directory.path),
+            dir=str(local_side(run_directory.path)),
             config=config.model_dump(mode="json"),
             resume="allow",
         )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from configs.checkpoint_paths import CheckpointPath
 from configs.schema import ROLES, ModelConfig, RunConfig
 from storage.earlier_runs import earlier_runs, newest_checkpoint, sampled_prompts, write_seen
+from storage.locations import Location
 from storage.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 
-def create_run(config: RunConfig, parent: Path, *, suffix: str | None = None) -> RunDirectory:
+def create_run(config: RunConfig, parent: Location, *, suffix: str | None = None) -> RunDirectory:
     """A run directory for this configuration, with what `initialize_from` and `data.seen_prompts` stand for
     written down: a resume finds the same, whatever runs have come since."""
     earlier = earlier_runs(config.name, parent)

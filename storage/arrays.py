@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -19,6 +18,7 @@ from zarr.storage import MemoryStore
 
 from pipeline.rollouts import Array
 from storage.errors import StorageError
+from storage.locations import Location
 from storage.records import ArrayRecord, ColumnKind
 
 MAX_CHUNK_ELEMENTS = 16 * 1024 * 1024
@@ -108,7 +108,7 @@ def _encode(column: Array, dimension: str, attributes: Mapping[str, Any]) -> dic
     return {path: buffer.to_bytes() for path, buffer in memory.items()}
 
 
-def read_column(group: zarr.Group, folder: Path, record: ArrayRecord, *, verify: bool) -> Array:
+def read_column(group: zarr.Group, folder: Location, record: ArrayRecord, *, verify: bool) -> Array:
     """The whole column, checked against its record.
 
     Raises StorageError naming the file or column for a missing or truncated chunk, bytes that do not
@@ -128,10 +128,12 @@ def read_column(group: zarr.Group, folder: Path, record: ArrayRecord, *, verify:
     return column
 
 
-def _check_files(folder: Path, record: ArrayRecord) -> None:
+def _check_files(folder: Location, record: ArrayRecord) -> None:
     for index, size in enumerate(record.chunk_bytes):
         path = folder / record.array / "c" / str(index)
-        if not path.is_file():
-            raise StorageError(f"{path} is missing: the chunk of a committed column was deleted")
-        if path.stat().st_size != size:
-            raise StorageError(f"{path} has {path.stat().st_size} bytes, {size} were committed")
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError as error:
+            raise StorageError(f"{path} is missing: the chunk of a committed column was deleted") from error
+        if found != size:
+            raise StorageError(f"{path} has {found} bytes, {size} were committed")

@@ -1,7 +1,10 @@
-"""Checkpoints on disk: written aside, committed by a rename, verified by size and checksum.
+"""Checkpoints: written where nobody lists them, committed at once, verified by size and checksum.
 
     checkpoints/00000010/manifest.json    step, state, and size and crc32c of every other file
     checkpoints/00000020.tmp/             being written, or left by a kill: never listed
+
+A rename commits. In an object store, which has none, a checkpoint is written in its place and the put of its manifest
+commits: a folder without one is never listed.
 
 There is no "latest" marker that could be missing or wrong: the committed folders are the list.
 """
@@ -13,7 +16,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +24,11 @@ from typing import Any, Literal
 
 import google_crc32c
 
-from storage.atomic import atomic_write, fsync_path, fsync_tree, make_folder, remove_tree, writing
+from storage.atomic import atomic_write, file_sizes, fsync_path, fsync_tree, make_folder, remove_tree, writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
+from storage.locations import Location
+from storage.object_path import ObjectPath
 
 FORMAT_VERSION = 1
 BEST_METRIC = "best_metric"
@@ -42,7 +47,7 @@ class Checkpoint:
     """A committed checkpoint. state: what the controller saved with it (cursor, KL coefficient, versions)."""
 
     step: int
-    path: Path
+    path: Location
     state: Mapping[str, Any]
     files: Mapping[str, tuple[int, int]]
     """Size and crc32c by path relative to `path`."""
@@ -55,20 +60,20 @@ class CheckpointStore:
     best_mode: which value of the metric in a checkpoint's state is the best, where there are such values.
     """
 
-    root: Path
+    root: Location
     keep_last: int = 2
     best_mode: Literal["max", "min"] = "max"
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int) -> Location:
         """An empty folder to write the step into; removes what earlier, uncommitted writes left."""
-        root = Path(self.root)
-        with writing(root):
-            make_folder(root)
-            for leftover in root.glob("*.tmp"):
+        with writing(self.root):
+            make_folder(self.root)
+            for leftover in self._leftovers():
                 remove_tree(leftover)
             self._restore()
             aside = self._aside(step)
-            aside.mkdir()
+            self._discard(aside)
+            make_folder(aside)
         return aside
 
     def commit(self, step: int, state: Mapping[str, Any]) -> Checkpoint:
@@ -120,32 +125,45 @@ class CheckpointStore:
 
     def verify(self, checkpoint: Checkpoint) -> None:
         """Raises StorageError, naming the file, when one is missing, truncated or altered."""
+        found = file_sizes(checkpoint.path)
         for name, (size, _) in checkpoint.files.items():
             path = checkpoint.path / name
-            if not path.is_file():
+            if name not in found:
                 raise StorageError(f"{path} is missing from a committed checkpoint")
-            if path.stat().st_size != size:
-                raise StorageError(f"{path} has {path.stat().st_size} bytes, {size} were committed")
+            if found[name] != size:
+                raise StorageError(f"{path} has {found[name]} bytes, {size} were committed")
         for name, measured in _checksums(checkpoint.path, list(checkpoint.files)).items():
             if measured != checkpoint.files[name][1]:
                 raise StorageError(f"{checkpoint.path / name} does not match its checksum; the file is damaged")
 
-    def _aside(self, step: int) -> Path:
-        return Path(self.root) / f"{step:08d}.tmp"
+    def _aside(self, step: int) -> Location:
+        return self._final(step) if isinstance(self.root, ObjectPath) else self.root / f"{step:08d}.tmp"
 
-    def _final(self, step: int) -> Path:
-        return Path(self.root) / f"{step:08d}"
+    def _final(self, step: int) -> Location:
+        return self.root / f"{step:08d}"
 
-    def _folders(self) -> dict[int, Path]:
+    def _folders(self) -> dict[int, Location]:
         """Committed folders by step. One moved aside counts only while its replacement is not there."""
-        found: dict[int, Path] = {}
-        for path in sorted(Path(self.root).glob("*"), reverse=True):
+        if isinstance(self.root, ObjectPath):
+            manifests = self.root.glob(f"*/{MANIFEST}")
+            return {int(path.parent.name): path.parent for path in manifests if path.parent.name.isdigit()}
+        found: dict[int, Location] = {}
+        for path in sorted(self.root.glob("*"), reverse=True):
             match = COMMITTED.fullmatch(path.name)
             if match and path.is_dir():
                 found[int(match[1])] = path
         return found
 
-    def _rename(self, aside: Path, final: Path) -> None:
+    def _leftovers(self) -> list[Location]:
+        """What earlier writes left that were not committed."""
+        if not isinstance(self.root, ObjectPath):
+            return list(self.root.glob("*.tmp"))
+        committed = self._folders().values()
+        return [path for path in self.root.iterdir() if path not in committed]
+
+    def _rename(self, aside: Location, final: Location) -> None:
+        if isinstance(aside, ObjectPath) or isinstance(final, ObjectPath):
+            return
         replaced = final.with_name(f"{final.name}.replaced")
         if final.exists():
             self._discard(replaced)
@@ -156,7 +174,9 @@ class CheckpointStore:
 
     def _restore(self) -> None:
         """Give a checkpoint that was moved aside its name back, when its replacement never came."""
-        for replaced in Path(self.root).glob("*.replaced"):
+        if isinstance(self.root, ObjectPath):
+            return
+        for replaced in self.root.glob("*.replaced"):
             final = replaced.with_suffix("")
             if final.exists():
                 self._discard(replaced)
@@ -169,9 +189,12 @@ class CheckpointStore:
             if best is None or step != best.step:
                 self._discard(folders[step])
 
-    def _discard(self, path: Path) -> None:
+    def _discard(self, path: Location) -> None:
         """Remove a checkpoint so that a kill in the middle leaves none that looks whole."""
-        if path.exists():
+        if isinstance(path, ObjectPath):
+            (path / MANIFEST).remove()
+            path.remove()
+        elif path.exists():
             doomed = path.with_name(f"{path.name}.tmp")
             remove_tree(doomed)
             os.rename(path, doomed)
@@ -185,25 +208,30 @@ def metric_value(checkpoint: Checkpoint) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _measure(folder: Path) -> dict[str, tuple[int, int]]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST]
-    checksums = _checksums(folder, names)
-    return {name: ((folder / name).stat().st_size, checksums[name]) for name in names}
+def _measure(folder: Location) -> dict[str, tuple[int, int]]:
+    sizes = file_sizes(folder)
+    sizes.pop(MANIFEST, None)
+    checksums = _checksums(folder, list(sizes))
+    return {name: (size, checksums[name]) for name, size in sizes.items()}
 
 
-def _checksums(folder: Path, names: list[str]) -> dict[str, int]:
+def _checksums(folder: Location, names: list[str]) -> dict[str, int]:
     with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
         return dict(zip(names, pool.map(lambda name: file_checksum(folder / name), names), strict=True))
 
 
-def file_checksum(path: Path) -> int:
+def file_checksum(path: Location) -> int:
     """crc32c of a file's bytes."""
     value = 0
+    for block in path.blocks() if isinstance(path, ObjectPath) else _blocks(path):
+        value = int(google_crc32c.extend(value, block))
+    return value
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
-            value = int(google_crc32c.extend(value, block))
-    return value
+            yield block
 
 
 def _manifest(step: int, state: Mapping[str, Any], files: Mapping[str, tuple[int, int]]) -> str:
@@ -220,7 +248,7 @@ def _body_checksum(body: Mapping[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(body, sort_keys=True).encode()))
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Location) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         document = json.loads(path.read_bytes())

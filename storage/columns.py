@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import zarr
+from zarr.storage import ObjectStore
 
 from pipeline.rollouts import Array, Rollouts
 from storage.arrays import DECODE_ERRORS, array_name, encode_column, read_column
 from storage.atomic import write_files
 from storage.errors import StorageError
+from storage.locations import Location
+from storage.object_path import ObjectPath
 from storage.records import ArrayRecord, ColumnKind
 
 IO_THREADS = 8
 
 
 def write_columns(
-    place: Path, columns: Rollouts, *, new_rows: bool, attributes: Mapping[str, Any], row_set: str = ""
+    place: Location, columns: Rollouts, *, new_rows: bool, attributes: Mapping[str, Any], row_set: str = ""
 ) -> tuple[ArrayRecord, ...]:
     """Write arrays under `place`, flushed; `place` itself is the caller's to flush."""
     jobs: list[tuple[str, ColumnKind, Array]] = [("offsets", "offsets", columns.offsets)] if new_rows else []
@@ -50,7 +52,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def read_columns(
-    folder: Path, arrays: Mapping[str, ArrayRecord], columns: Sequence[str] | None, *, verify: bool
+    folder: Location, arrays: Mapping[str, ArrayRecord], columns: Sequence[str] | None, *, verify: bool
 ) -> Rollouts:
     """Committed columns of a row set (None: all), all rows; raises StorageError for anything missing or damaged."""
     names = [name for name in arrays if name != "offsets"] if columns is None else list(columns)
@@ -58,16 +60,16 @@ def read_columns(
     return _assemble(folder, arrays, _read_arrays(folder, records, verify=verify))
 
 
-def _records(folder: Path, arrays: Mapping[str, ArrayRecord], names: Sequence[str]) -> list[ArrayRecord]:
+def _records(folder: Location, arrays: Mapping[str, ArrayRecord], names: Sequence[str]) -> list[ArrayRecord]:
     missing = [name for name in names if name not in arrays]
     if missing:
         raise StorageError(f"{folder} has no committed column {', '.join(missing)}; there are {', '.join(arrays)}")
     return [arrays[name] for name in names]
 
 
-def _read_arrays(folder: Path, records: Sequence[ArrayRecord], *, verify: bool) -> dict[str, Array]:
+def _read_arrays(folder: Location, records: Sequence[ArrayRecord], *, verify: bool) -> dict[str, Array]:
     try:
-        group = zarr.open_group(folder, mode="r")
+        group = _open(folder)
     except DECODE_ERRORS as error:
         raise StorageError(f"{folder / 'zarr.json'} cannot be read by zarr ({error}); the file is damaged") from error
     with ThreadPoolExecutor(IO_THREADS) as pool:
@@ -75,7 +77,13 @@ def _read_arrays(folder: Path, records: Sequence[ArrayRecord], *, verify: bool) 
         return {record.name: column for record, column in zip(records, values, strict=True)}
 
 
-def _assemble(folder: Path, arrays: Mapping[str, ArrayRecord], values: Mapping[str, Array]) -> Rollouts:
+def _open(folder: Location) -> zarr.Group:
+    if not isinstance(folder, ObjectPath):
+        return zarr.open_group(folder, mode="r")
+    return zarr.open_group(ObjectStore(folder.store, read_only=True), path=folder.key, mode="r")
+
+
+def _assemble(folder: Location, arrays: Mapping[str, ArrayRecord], values: Mapping[str, Array]) -> Rollouts:
     def of_kind(kind: ColumnKind) -> dict[str, Array]:
         return {name: column for name, column in values.items() if arrays[name].kind == kind}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from storage.atomic import atomic_write, writing
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.errors import StorageError
+from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
@@ -17,7 +17,7 @@ SEEN = "seen_prompts.json"
 PROMPT_TEXT = "prompt_text"
 
 
-def earlier_runs(name: str, parent: Path | str) -> list[RunDirectory]:
+def earlier_runs(name: str, parent: Location | str) -> list[RunDirectory]:
     """Runs with this configured name under `parent`, oldest first."""
     return [run for run in RunDirectory.runs(parent) if run.name == name]
 
@@ -47,13 +47,13 @@ def sampled_prompts(run: RunDirectory) -> frozenset[str]:
     return frozenset(found)
 
 
-def write_seen(run: Path, digests: Iterable[str]) -> None:
+def write_seen(run: Location, digests: Iterable[str]) -> None:
     """Keep what was sampled before this run, so that a resume takes the same order."""
     with writing(run):
         atomic_write(run / SEEN, json.dumps(sorted(digests)))
 
 
-def read_seen(run: Path) -> frozenset[str]:
+def read_seen(run: Location) -> frozenset[str]:
     """What `write_seen` kept; nothing where it was not called. Raises StorageError for a damaged file."""
     path = run / SEEN
     if not path.exists():

@@ -1,6 +1,7 @@
 """The `zarr.json` of one iteration: which stages are committed, and the metadata of their arrays.
 
-Replacing this one file is what commits a stage. Arrays that it does not name are not there for a reader.
+Replacing this one file is what commits a stage: by a rename, in an object store by a put that demands the version
+that was read. Arrays that it does not name are not there for a reader.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -16,6 +16,8 @@ import google_crc32c
 from storage.atomic import atomic_write
 from storage.errors import StorageError
 from storage.jsonable import jsonable
+from storage.locations import Location
+from storage.object_path import AlreadyThere, ObjectPath
 from storage.records import ArrayRecord, StageRecord
 
 FORMAT_VERSION = 1
@@ -30,6 +32,8 @@ class IterationGroup:
     iteration: int
     stages: Mapping[str, StageRecord] = field(default_factory=dict)
     array_metadata: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+    """In an object store, the tag of the `zarr.json` that this was read from; empty: there was none."""
 
     def arrays(self, row_set: str = "") -> dict[str, ArrayRecord]:
         """Every committed array of a row set, by column name (`offsets` included)."""
@@ -45,26 +49,34 @@ class IterationGroup:
         )
 
 
-def load_group(folder: Path) -> IterationGroup | None:
+def load_group(folder: Location) -> IterationGroup | None:
     """The committed state of an iteration's folder; None when nothing is committed.
 
     Raises StorageError when the file is damaged or of another format version.
     """
+    group = group_to_change(folder, run="", iteration=0)
+    return group if group.stages else None
+
+
+def group_to_change(folder: Location, *, run: str, iteration: int) -> IterationGroup:
+    """As `load_group`; without stages, under these names, where nothing is committed."""
     path = folder / "zarr.json"
+    empty = IterationGroup(run=run, iteration=iteration)
     try:
-        document = json.loads(path.read_bytes())
+        content, version = path.read_version() if isinstance(path, ObjectPath) else (path.read_bytes(), "")
+        document = json.loads(content)
     except FileNotFoundError:
-        return None
+        return empty
     except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error}); the file is damaged") from error
     attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
     if "format_version" not in attributes:
         # `zarr.open_group` creates an empty group where a stage was being written: nothing of ours is in it.
-        return None
-    return _from_attributes(path, attributes, document)
+        return replace(empty, version=version)
+    return replace(_from_attributes(path, attributes, document), version=version)
 
 
-def _from_attributes(path: Path, attributes: dict[str, Any], document: dict[str, Any]) -> IterationGroup:
+def _from_attributes(path: Location, attributes: dict[str, Any], document: dict[str, Any]) -> IterationGroup:
     version = attributes["format_version"]
     if version != FORMAT_VERSION:
         raise StorageError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; use its program")
@@ -83,7 +95,7 @@ def _from_attributes(path: Path, attributes: dict[str, Any], document: dict[str,
     )
 
 
-def _refuse_foreign_codecs(path: Path, metadata: Mapping[str, Any]) -> None:
+def _refuse_foreign_codecs(path: Location, metadata: Mapping[str, Any]) -> None:
     """Zarr's codecs are plugins, and one of them unpickles: only those that columns are written with are used."""
     for name, array in metadata.items():
         try:
@@ -94,8 +106,11 @@ def _refuse_foreign_codecs(path: Path, metadata: Mapping[str, Any]) -> None:
             raise StorageError(f"{path}: the array {name!r} is stored as no column is; the file is damaged")
 
 
-def save_group(folder: Path, group: IterationGroup) -> None:
-    """Replace the iteration's `zarr.json`: the moment of a commit."""
+def save_group(folder: Location, group: IterationGroup) -> None:
+    """Replace the iteration's `zarr.json`: the moment of a commit.
+
+    Raises StorageError when another process has replaced the version that the group was read from.
+    """
     attributes: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "run": group.run,
@@ -112,7 +127,14 @@ def save_group(folder: Path, group: IterationGroup) -> None:
             "metadata": dict(group.array_metadata),
         },
     }
-    atomic_write(folder / "zarr.json", json.dumps(document))
+    path = folder / "zarr.json"
+    if not isinstance(path, ObjectPath):
+        atomic_write(path, json.dumps(document))
+        return
+    try:
+        path.write(json.dumps(document).encode(), replaces=group.version)
+    except AlreadyThere as error:
+        raise StorageError(f"{path} was replaced by another process: two run this run; stop one and resume") from error
 
 
 def _attributes_checksum(attributes: Mapping[str, Any]) -> int:

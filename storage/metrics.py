@@ -7,14 +7,14 @@ takes is logged again when the iteration is resumed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
+from storage.lines import append_text, drop_torn_line, read_appended
+from storage.locations import Location
 
 
 class MetricsLog:
@@ -23,8 +23,8 @@ class MetricsLog:
     Opening drops a last line that a kill tore. Raises StorageError when a line before it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Location) -> None:
+        self.path = path
         drop_torn_line(self.path)
         self._iterations = {int(line["iteration"]) for line in read_metrics(self.path) if "iteration" in line}
 
@@ -47,37 +47,21 @@ class MetricsLog:
         with writing(self.path):
             # A disk that was full may have left half of the line before.
             drop_torn_line(self.path)
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_text(self.path, line + "\n")
         self._iterations.add(iteration)
         return True
 
 
-def drop_torn_line(path: Path) -> None:
-    """Cut off a last line without its end, which a kill or a full disk left."""
-    if not path.exists():
-        return
-    with open(path, "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        if file.read(1) in (b"\n", b""):
-            return
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Location) -> list[dict[str, Any]]:
     """Every whole line, in file order; empty when there is no file. A last line without its end is left out.
 
     Raises StorageError naming file and line for one that is not a JSON object.
     """
-    if not Path(path).exists():
-        return []
-    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    lines = read_appended(path).split(b"\n")[:-1]
     return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: Location, number: int, line: bytes) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except ValueError as error:

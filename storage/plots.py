@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write, make_folder, writing
 from storage.errors import StorageError
+from storage.locations import Location, location
 from storage.metrics import read_metrics
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -31,20 +31,21 @@ def series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], li
     return [iteration for iteration, _ in kept], [value for _, value in kept]
 
 
-def plot_run(run_dir: Path | str) -> Path:
+def plot_run(run_dir: Location | str) -> Location:
     """Draw reward, KL, lengths, losses and accuracy into `plots/metrics.png`; returns the file.
 
     Raises StorageError when the run has logged none of them, or the disk refuses.
     """
-    lines = read_metrics(Path(run_dir) / "metrics.jsonl")
+    run_dir = location(run_dir)
+    lines = read_metrics(run_dir / "metrics.jsonl")
     logged = {title: [name for name in names if series(lines, name)[0]] for title, names in PANELS.items()}
     panels = {title: names for title, names in logged.items() if names}
     if not panels:
-        raise StorageError(f"{Path(run_dir) / 'metrics.jsonl'} has nothing to plot: no iteration was logged yet")
-    path = Path(run_dir) / "plots" / "metrics.png"
+        raise StorageError(f"{run_dir / 'metrics.jsonl'} has nothing to plot: no iteration was logged yet")
+    path = run_dir / "plots" / "metrics.png"
     with writing(path):
         make_folder(path.parent)
-        atomic_write(path, _draw(Path(run_dir).resolve().name, lines, panels))
+        atomic_write(path, _draw(run_dir.resolve().name, lines, panels))
     return path
 
 

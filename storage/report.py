@@ -8,7 +8,6 @@ samples are kept, with at most `MAX_TOKENS` tokens. Everything read is JSON or Z
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from pipeline.random import permutation
 from pipeline.rollouts import Array
 from storage.jsonable import jsonable
+from storage.locations import Location
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -192,6 +192,6 @@ def _scales(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 __all__ = ["collect", "pick", "spread"]
 
 
-def default_path(run: RunDirectory) -> Path:
+def default_path(run: RunDirectory) -> Location:
     """Where a report goes unless told otherwise."""
     return run.path / "report.html"

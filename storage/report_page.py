@@ -13,15 +13,15 @@ import json
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write, make_folder, writing
+from storage.locations import Location
 
 ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def write_page(path: Path, data: Mapping[str, Any]) -> int:
+def write_page(path: Location, data: Mapping[str, Any]) -> int:
     """Write the page; its size in bytes. Raises StorageError when the disk refuses."""
     page = render(data).encode("utf-8", errors="replace")
     with writing(path):

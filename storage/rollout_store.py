@@ -2,7 +2,8 @@
 
     rollouts/00000012/zarr.json                    names what is committed; replaced by rename
     rollouts/00000012/token_ids/{zarr.json,c/0}    one array per column
-    rollouts/00000012/.pending/STAGE/ATTEMPT/      written by a rank, unseen until a commit moves it
+    rollouts/00000012/.pending/STAGE/ATTEMPT/      written by a rank, unseen until a commit moves it (in an object
+                                                   store: copies it, inside the store)
 
 Any rank writes; the controller alone commits.
 
@@ -14,25 +15,27 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pipeline.rollouts import Array, Rollouts
 from storage.arrays import checksum
-from storage.atomic import fsync_path, make_folder, remove_tree, writing
-from storage.columns import read_columns, write_columns
+from storage.atomic import discard_tree, fsync_path, make_folder, move_tree, remove_tree, writing
+from storage.columns import IO_THREADS, read_columns, write_columns
 from storage.errors import StorageError
-from storage.iteration_group import IterationGroup, load_group, save_group
+from storage.iteration_group import IterationGroup, group_to_change, load_group, save_group
+from storage.locations import Location
+from storage.object_path import ObjectPath
 from storage.records import ArrayRecord, StageManifest, StageRecord
 
 PENDING = ".pending"
+_COMMITS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,22 @@ class RolloutStore:
     root: the run directory's `rollouts`. run: its name in the attributes; None: the folder above.
     """
 
-    root: Path
+    root: Location
     run: str | None = None
 
-    def folder(self, iteration: int) -> Path:
+    def folder(self, iteration: int) -> Location:
         """The iteration's Zarr group."""
-        return Path(self.root) / f"{iteration:08d}"
+        return self.root / f"{iteration:08d}"
 
     def iterations(self) -> list[int]:
         """Iterations with at least one committed stage, ascending."""
-        folders = Path(self.root).glob("[0-9]" * 8)
-        return sorted(int(folder.name) for folder in folders if load_group(folder) is not None)
+        with ThreadPoolExecutor(IO_THREADS) as pool:
+            found = list(pool.map(lambda iteration: load_group(self.folder(iteration)), names := self.names()))
+        return [iteration for iteration, group in zip(names, found, strict=True) if group is not None]
 
     def names(self) -> list[int]:
         """Iterations that have a `zarr.json`, ascending, none of them opened: committed ones, but for strays."""
-        return sorted(int(path.parent.name) for path in Path(self.root).glob(f"{'[0-9]' * 8}/zarr.json"))
+        return sorted(int(path.parent.name) for path in self.root.glob(f"{'[0-9]' * 8}/zarr.json"))
 
     def stages(self, iteration: int) -> dict[str, StageRecord]:
         """Committed stages in the order of their commits; empty when there are none."""
@@ -126,7 +130,7 @@ class RolloutStore:
                 )
                 save_group(folder, group.with_stage(record, metadata))
             # A late writer of a fenced attempt may still add files here; what resists removal stays unseen.
-            shutil.rmtree(self._pending(iteration, manifest.stage), ignore_errors=True)
+            discard_tree(self._pending(iteration, manifest.stage))
 
     def log_state_stage(
         self,
@@ -173,10 +177,10 @@ class RolloutStore:
         return rollouts if rows is None else rollouts.select(rows)
 
     def _group(self, iteration: int) -> IterationGroup:
-        run = Path(self.root).resolve().parent.name if self.run is None else self.run
-        return load_group(self.folder(iteration)) or IterationGroup(run=run, iteration=iteration)
+        run = self.root.resolve().parent.name if self.run is None else self.run
+        return group_to_change(self.folder(iteration), run=run, iteration=iteration)
 
-    def _pending(self, iteration: int, stage: str) -> Path:
+    def _pending(self, iteration: int, stage: str) -> Location:
         return self.folder(iteration) / PENDING / quote(stage, safe="")
 
     def _move_into_place(self, manifest: StageManifest) -> dict[str, Any]:
@@ -188,15 +192,12 @@ class RolloutStore:
         folder = self.folder(manifest.iteration)
         place = self._pending(manifest.iteration, manifest.stage) / quote(manifest.attempt, safe="")
         for record in manifest.arrays:
-            source, target = place / record.array, folder / record.array
-            if source.is_dir():
-                remove_tree(target)
-                os.rename(source, target)
+            move_tree(place / record.array, folder / record.array)
         fsync_path(folder)
         return {record.array: _array_metadata(folder, record, manifest) for record in manifest.arrays}
 
 
-def _array_metadata(folder: Path, record: ArrayRecord, manifest: StageManifest) -> Any:
+def _array_metadata(folder: Location, record: ArrayRecord, manifest: StageManifest) -> Any:
     path = folder / record.array / "zarr.json"
     try:
         metadata = json.loads(path.read_bytes())
@@ -210,7 +211,7 @@ def _array_metadata(folder: Path, record: ArrayRecord, manifest: StageManifest) 
     return metadata
 
 
-def _check_fits(folder: Path, group: IterationGroup, manifest: StageManifest) -> None:
+def _check_fits(folder: Location, group: IterationGroup, manifest: StageManifest) -> None:
     owners = {array.array: record.stage for record in group.stages.values() for array in record.arrays}
     for record in manifest.arrays:
         if record.array in owners:
@@ -231,8 +232,13 @@ def _check_fits(folder: Path, group: IterationGroup, manifest: StageManifest) ->
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One commit at a time in an iteration: threads of the controller, or a controller that lingers."""
+def _locked(folder: Location) -> Iterator[None]:
+    """One commit at a time in an iteration: threads of the controller, or a controller that lingers (which in an
+    object store `save_group` finds out)."""
+    if isinstance(folder, ObjectPath):
+        with _COMMITS:
+            yield
+        return
     make_folder(folder)
     with open(folder / ".commit.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

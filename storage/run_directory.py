@@ -3,25 +3,29 @@
 config.json     the resolved configuration      metrics.jsonl   one line per iteration
 config.yaml     what the user stated            rollouts/       Zarr, one group per iteration
 checkpoints/    DCP                             logs/ exports/ plots/
+
+It lies on a file system or in an object store. Of the latter, what is this machine's own (logs, TensorBoard events) is
+in its `local_side`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from configs.errors import ConfigError, shown
 from configs.loader import from_resolved
-from configs.paths import is_there, user_path
 from configs.schema import RunConfig
 from configs.yaml_text import dump_yaml
-from storage.atomic import atomic_write, fsync_path, make_folder, remove_tree, writing
+from storage.atomic import atomic_write, claim_folder, fsync_path, make_folder, remove_tree, writing
 from storage.errors import StorageError
+from storage.locations import Location, is_there, local_side, location, pointed_to
+from storage.object_path import ObjectPath
+from storage.run_lock import exclusive
 
 FOLDERS = ("rollouts", "checkpoints", "logs", "exports", "plots")
 LATEST = "latest"
@@ -31,13 +35,13 @@ LATEST = "latest"
 class RunDirectory:
     """Paths of one run; `create` and `open` are the ways to get one."""
 
-    path: Path
+    path: Location
 
     @classmethod
     def create(
         cls,
         config: RunConfig,
-        parent: Path | str,
+        parent: Location | str,
         *,
         given: str | None = None,
         suffix: str | None = None,
@@ -50,13 +54,14 @@ class RunDirectory:
         suffix: ends the folder's name, after another dash; `find` knows the run by it.
         Raises StorageError when the disk refuses.
         """
-        parent = user_path(parent)
+        parent = location(parent)
         folder_name = f"{config.name}-{now():%Y%m%d-%H%M%S}" + ("" if suffix is None else f"-{suffix}")
         with writing(parent):
             make_folder(parent)
             run = cls(_claim(parent.resolve(), folder_name))
             for folder in FOLDERS:
-                (run.path / folder).mkdir()
+                make_folder(run.path / folder)
+            make_folder(run.logs)
             stated = dump_yaml(config.model_dump(mode="json", exclude_unset=True))
             atomic_write(run.config_yaml, stated if given is None else given)
             # Last: a folder with a config.json is a whole run directory.
@@ -71,23 +76,14 @@ class RunDirectory:
         with writing(self.path):
             atomic_write(self.config_json, config.model_dump_json(indent=2) + "\n")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process at a time runs a run directory; the lock ends with its process, however that ends.
-
-        Raises StorageError when another process holds it.
-        """
-        with open(self.path / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StorageError(f"{self.path} is being run by another process; wait for it, or stop it") from error
-            yield
+    def locked(self, on_loss: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+        """One process at a time runs a run directory (`storage.run_lock`). Raises StorageError when another does."""
+        return exclusive(self.path, on_loss=on_loss)
 
     @classmethod
-    def open(cls, path: Path | str) -> RunDirectory:
+    def open(cls, path: Location | str) -> RunDirectory:
         """An existing run; raises StorageError when the path is not one."""
-        run = cls(Path(path).resolve())
+        run = cls(location(path).resolve())
         if not run.path.is_dir():
             raise StorageError(f"{path} is not a directory; `hybridflow run` prints where a run is")
         if not run.config_json.is_file():
@@ -95,35 +91,38 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resolve(cls, name_or_path: str, parent: Path | str = "runs") -> RunDirectory:
-        """A run by its path, its folder's name under `parent`, or its name (the newest run of that name).
+    def resolve(cls, name_or_path: str, parent: Location | str = "runs") -> RunDirectory:
+        """A run by its path or URL, its folder's name under `parent`, or its name (the newest run of that name).
 
         `latest` is the run that was started last, evaluations aside. Raises StorageError listing the runs there are.
         """
-        parent = user_path(parent)
-        for candidate in (user_path(name_or_path), parent / name_or_path):
+        parent = location(parent)
+        candidates = [location(name_or_path)]
+        if not isinstance(candidates[0], ObjectPath):
+            candidates.append(parent / name_or_path)
+        for candidate in map(pointed_to, candidates):
             if name_or_path and is_there(candidate / "config.json"):
                 return cls.open(candidate)
-        runs = cls.runs(parent)
+        runs = [] if isinstance(candidates[0], ObjectPath) else cls.runs(parent)
         named = [run for run in runs if run.name == name_or_path]
         if named:
             return named[-1]
-        if is_there(name_or_path):
-            return cls.open(user_path(name_or_path))
+        if isinstance(candidates[0], ObjectPath) or is_there(candidates[0]):
+            return cls.open(candidates[0])
         known = ", ".join(run.path.name for run in runs[-5:]) or "none"
         raise StorageError(
             f"no run {shown(name_or_path)}: not a run directory, nor a name under {parent} (newest: {known})"
         )
 
     @classmethod
-    def find(cls, suffix: str, parent: Path | str) -> RunDirectory | None:
+    def find(cls, suffix: str, parent: Location | str) -> RunDirectory | None:
         """The run under `parent` that was made with this suffix; None when there is none."""
         return next((run for run in cls.runs(parent) if run.path.name.endswith(f"-{suffix}")), None)
 
     @classmethod
-    def runs(cls, parent: Path | str = "runs") -> list[RunDirectory]:
+    def runs(cls, parent: Location | str = "runs") -> list[RunDirectory]:
         """Run directories under `parent`, oldest first."""
-        files = [path for path in Path(parent).glob("*/config.json") if not path.parent.is_symlink()]
+        files = [path for path in location(parent).glob("*/config.json") if not path.parent.is_symlink()]
         return [cls(path.parent.resolve()) for path in sorted(files, key=lambda p: p.stat().st_mtime_ns)]
 
     def config(self) -> RunConfig:
@@ -139,49 +138,46 @@ class RunDirectory:
         return _split(self.path.name)
 
     @property
-    def config_json(self) -> Path:
+    def config_json(self) -> Location:
         return self.path / "config.json"
 
     @property
-    def config_yaml(self) -> Path:
+    def config_yaml(self) -> Location:
         return self.path / "config.yaml"
 
     @property
-    def metrics(self) -> Path:
+    def metrics(self) -> Location:
         return self.path / "metrics.jsonl"
 
     @property
-    def rollouts(self) -> Path:
+    def rollouts(self) -> Location:
         return self.path / "rollouts"
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> Location:
         return self.path / "checkpoints"
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        """On this machine, also for a run in an object store."""
+        return local_side(self.path) / "logs"
 
     @property
-    def exports(self) -> Path:
+    def exports(self) -> Location:
         return self.path / "exports"
 
     @property
-    def plots(self) -> Path:
+    def plots(self) -> Location:
         return self.path / "plots"
 
 
-def _claim(parent: Path, name: str) -> Path:
+def _claim(parent: Location, name: str) -> Location:
     """Make a new folder; two runs that start in the same second get different ones."""
-    number = 1
-    while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
+    path, number = parent / name, 1
+    while not claim_folder(path):
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path
 
 
 def _split(folder: str) -> str:
@@ -192,7 +188,10 @@ def _split(folder: str) -> str:
     return folder
 
 
-def _point_latest(path: Path) -> None:
+def _point_latest(path: Location) -> None:
+    if isinstance(path, ObjectPath):
+        path.with_name(LATEST).write(path.name.encode())
+        return
     link, aside = path.parent / LATEST, path.parent / f".{LATEST}.{os.getpid()}.tmp"
     if link.exists() and not link.is_symlink():
         return

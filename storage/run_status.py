@@ -1,21 +1,21 @@
 """status.json: what a run is doing now, for another process to read.
 
 The controller replaces the file as stages begin and end; whether its process still lives is told by the run
-directory's lock, not by the file.
+directory's lock (`storage.run_lock`), not by the file.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from storage.atomic import writing
 from storage.errors import StorageError
+from storage.locations import Location
+from storage.object_path import ObjectPath
 
 FILE = "status.json"
 
@@ -83,25 +83,21 @@ class RunStatus:
         return replace(self, stages=stages)
 
 
-@dataclass
-class StatusFile:
-    """Replaces a run's status; not flushed to the disk, since it speaks of the moment only."""
-
-    run_dir: Path
-    _aside: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._aside = self.run_dir / f".{FILE}.{os.getpid()}.tmp"
-
-    def write(self, status: RunStatus) -> None:
-        with writing(self.run_dir / FILE):
-            self._aside.write_text(json.dumps(status.to_json()), encoding="utf-8")
-            os.replace(self._aside, self.run_dir / FILE)
+def write_status(run_dir: Location, status: RunStatus) -> None:
+    """Replace the run's status; not flushed to the disk, since it speaks of the moment only. Raises StorageError."""
+    path, text = run_dir / FILE, json.dumps(status.to_json())
+    if isinstance(path, ObjectPath):
+        path.write(text.encode())
+        return
+    aside = path.with_name(f".{FILE}.{os.getpid()}.tmp")
+    with writing(path):
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
 
 
-def read_status(run_dir: Path) -> RunStatus | None:
+def read_status(run_dir: Location) -> RunStatus | None:
     """What the controller last said; None for a run that never started. Raises StorageError for a damaged file."""
-    path = Path(run_dir) / FILE
+    path = run_dir / FILE
     try:
         document = json.loads(path.read_bytes())
         ranks = tuple(PlacedRank(**{**rank, "roles": tuple(rank["roles"])}) for rank in document.pop("ranks"))
@@ -111,15 +107,3 @@ def read_status(run_dir: Path) -> RunStatus | None:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(f"{path} cannot be read ({error}); delete it, a running run writes it again") from error
-
-
-def is_being_run(run_dir: Path) -> bool:
-    """Whether a process of this machine holds the run directory's lock."""
-    try:
-        with open(Path(run_dir) / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
-from storage.metrics import drop_torn_line, read_metrics
+from storage.lines import append_text, drop_torn_line
+from storage.locations import Location
+from storage.metrics import read_metrics
 
 FILE = "timeline.jsonl"
 MICROSECONDS = 1e6
@@ -38,22 +39,21 @@ class Span:
         return self.end - self.start
 
 
-def append_spans(run_dir: Path, spans: Iterable[Span]) -> None:
+def append_spans(run_dir: Location, spans: Iterable[Span]) -> None:
     """Add finished spans; flushed to the operating system, not to the disk. Raises StorageError."""
-    path = Path(run_dir) / FILE
+    path = run_dir / FILE
     lines = "".join(json.dumps(jsonable(asdict(span)), allow_nan=False) + "\n" for span in spans)
     with writing(path):
         drop_torn_line(path)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(lines)
+        append_text(path, lines)
 
 
-def read_timeline(run_dir: Path, *, iteration: int | None = None) -> list[Span]:
+def read_timeline(run_dir: Location, *, iteration: int | None = None) -> list[Span]:
     """Spans by (iteration, start), of one iteration or all; the last of those computed twice.
 
     Empty where none was recorded. Raises StorageError naming file and line for one that is damaged.
     """
-    path = Path(run_dir) / FILE
+    path = run_dir / FILE
     last: dict[tuple[int, str, int], Span] = {}
     for number, line in enumerate(read_metrics(path), start=1):
         span = _span(path, number, line)
@@ -62,7 +62,7 @@ def read_timeline(run_dir: Path, *, iteration: int | None = None) -> list[Span]:
     return sorted(last.values(), key=lambda span: (span.iteration, span.start, span.rank))
 
 
-def _span(path: Path, number: int, line: Mapping[str, Any]) -> Span:
+def _span(path: Location, number: int, line: Mapping[str, Any]) -> Span:
     known = {entry.name for entry in fields(Span)}
     try:
         span = Span(**{name: value for name, value in line.items() if name in known})

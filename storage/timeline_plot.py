@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
 
 from storage.atomic import atomic_write, make_folder, writing
+from storage.locations import Location
 from storage.timeline import Span
 
 ROW_INCHES = 0.42
 
 
-def plot_timeline(path: Path, spans: Sequence[Span], *, title: str) -> None:
+def plot_timeline(path: Location, spans: Sequence[Span], *, title: str) -> None:
     """Draw the spans into a PNG. Raises StorageError when the disk refuses, ValueError without any span."""
     if not spans:
         raise ValueError("no spans to draw")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
+
+from storage.locations import Location
 
 FILE = "tokenizer.json"
 PLACEHOLDER = "\ufffd"
@@ -18,8 +19,8 @@ MAX_PENDING = 8
 class TokenTexts:
     """The pieces of a run's tokens. folders: looked through in order for a `tokenizer.json`."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._files = [Path(folder) / FILE for folder in folders]
+    def __init__(self, folders: Sequence[Location]) -> None:
+        self._files = [folder / FILE for folder in folders]
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -29,7 +30,7 @@ class TokenTexts:
         if path is None:
             return None
         try:
-            return Tokenizer.from_file(str(path))
+            return Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:
             from storage.errors import StorageError
 

@@ -20,3 +20,13 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPr
     home = tmp_path_factory.mktemp("prefect")
     with LocalPrefectServer(home) as server, client_settings(server.api_url, home):
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an S3 server that this process's environment points to, with the bucket `runs`."""
+    from tests.s3 import CREDENTIALS, environment, s3_server
+
+    cache = tmp_path_factory.mktemp("cache")
+    with s3_server() as url, environment({**CREDENTIALS, "AWS_ENDPOINT_URL": url, "XDG_CACHE_HOME": str(cache)}):
+        yield url

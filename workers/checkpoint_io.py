@@ -23,8 +23,9 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.errors import UserError
 from configs.schema import ROLES, RunConfig
-from storage.atomic import writing
+from storage.atomic import filled_folder, writing
 from storage.errors import StorageError
+from storage.locations import Location, as_folder, location
 from workers.checkpoint_reader import SafeReader
 from workers.hf import Kind, empty_model, load_tokenizer, quiet
 from workers.optimizer import Optimizer, Progress
@@ -42,16 +43,17 @@ def role_state(parameters: Mapping[str, Tensor], optimizer: Optimizer | None, pr
     return state
 
 
-def save_role(path: Path, state: dict[str, Any], model: PreTrainedModel, group: dist.ProcessGroup) -> None:
+def save_role(path: Location, state: dict[str, Any], model: PreTrainedModel, group: dist.ProcessGroup) -> None:
     """Write the shards (collective over `group`), and the configuration on its first rank.
 
     Raises StorageError when a rank cannot write.
     """
     try:
-        if dist.get_rank(group) == 0:
-            with writing(path):
-                save_config(path, model)
-        dcp_save(state, checkpoint_id=path, process_group=group, planner=WithoutEmptyShards())
+        # To an object store each rank sends the files that it has written.
+        with writing(path), filled_folder(path) as folder:
+            if dist.get_rank(group) == 0:
+                save_config(folder, model)
+            dcp_save(state, checkpoint_id=folder, process_group=group, planner=WithoutEmptyShards())
     except CheckpointException as error:  # no Exception, but what the ranks' writers have met
         rank, (cause, _) = next(iter(error.failures.items()))
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
@@ -84,7 +86,7 @@ def _is_empty(item: WriteItem) -> bool:
     return item.tensor_data is not None and 0 in item.tensor_data.chunk.sizes and 0 not in item.tensor_data.size
 
 
-def load_role(path: Path, state: dict[str, Any], group: dist.ProcessGroup) -> Progress:
+def load_role(path: Location, state: dict[str, Any], group: dist.ProcessGroup) -> Progress:
     """Read into the state's tensors (collective). Returns the counters.
 
     Raises UserError when `path` is no checkpoint of such a role.
@@ -107,11 +109,12 @@ def save_config(path: Path, model: PreTrainedModel) -> None:
         model.generation_config.save_pretrained(path)
 
 
-def read_model(path: Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Kind]:
+def read_model(path: Location, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Kind]:
     """The whole model of a role's checkpoint, float32 on the host, in one process without a group."""
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no config.json; give a role of a committed checkpoint")
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    with as_folder(path, "*.json") as folder:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = kind_of(config)
     model = empty_model(config, kind, trust_remote_code=trust_remote_code)
     state: dict[str, Any] = {f"model/{name}": p.data for name, p in model.named_parameters()}
@@ -126,7 +129,7 @@ def kind_of(config: PretrainedConfig) -> Kind:
 
 
 def export_checkpoint(
-    checkpoint_dir: Path | str, role: str, config: RunConfig, dest: Path | str, *, dtype: str = "float32"
+    checkpoint_dir: Location | str, role: str, config: RunConfig, dest: Path | str, *, dtype: str = "float32"
 ) -> Path:
     """Write a committed checkpoint's role as a Hugging Face directory, tokenizer included; returns `dest`.
 
@@ -134,9 +137,10 @@ def export_checkpoint(
     Needs neither cluster nor process group. A scalar model loads as AutoModelForSequenceClassification.
     Raises UserError when the checkpoint does not hold the role, or `dest` holds something.
     """
-    source, dest = Path(checkpoint_dir) / role, Path(dest)
+    checkpoint, dest = location(checkpoint_dir), Path(dest)
+    source = checkpoint / role
     if not source.is_dir():
-        there = [r for r in ROLES if (Path(checkpoint_dir) / r).is_dir()]
+        there = [r for r in ROLES if (checkpoint / r).is_dir()]
         raise UserError(f"{checkpoint_dir} holds no {role}; it has {', '.join(there) or 'no role'}")
     if dest.exists() and any(dest.iterdir()):
         raise UserError(f"{dest} is not empty; give a new directory")
@@ -145,7 +149,8 @@ def export_checkpoint(
     if kind == "causal_lm" and (source / "generation_config.json").exists():
         from transformers import GenerationConfig
 
-        model.generation_config = GenerationConfig.from_pretrained(source)
+        with as_folder(source, "*.json") as folder:
+            model.generation_config = GenerationConfig.from_pretrained(folder)
     model.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     with quiet():
         model.save_pretrained(dest)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write, writing
+from storage.locations import Location
 from storage.token_text import FILE
 
 
-def keep_vocabulary(tokenizer: Any, run_dir: Path) -> None:
+def keep_vocabulary(tokenizer: Any, run_dir: Location) -> None:
     """Write `tokenizer.json` into the run directory, once; nothing for a tokenizer without that form.
 
     Raises StorageError when the disk refuses.
     """
-    path = Path(run_dir) / FILE
+    path = run_dir / FILE
     if path.exists() or not tokenizer.is_fast:
         return
     with writing(path):

@@ -22,6 +22,7 @@ from distributed import get_worker
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.stages import ColumnsRef, StageKey
+from storage.locations import local_side, location
 from storage.log_file import LogFile
 from storage.records import StageManifest
 from workers.envelope import Envelope, classify, enveloped
@@ -125,10 +126,10 @@ class RankActor:
         from storage.rollout_store import RolloutStore
         from workers.data_plane import DataPlane
 
-        log_to_file(Path(spec.run_dir) / "logs" / f"rank-{spec.global_rank}.log")
+        log_to_file(local_side(location(spec.run_dir)) / "logs" / f"rank-{spec.global_rank}.log")
         load_plugins(spec.config)
         worker = get_worker()
-        plane = DataPlane(RolloutStore(Path(spec.run_dir) / "rollouts"), worker)
+        plane = DataPlane(RolloutStore(location(spec.run_dir) / "rollouts"), worker)
         self._spec = spec
         self._context = self.build(spec, plane)
         return {"address": worker.address, "roles": list(spec.roles), "device": str(self._context.device)}
@@ -180,7 +181,7 @@ class RankActor:
     def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> dict[str, int]:
         """Copy the roles' shards and have a thread write them below `path` (collective); returns their versions."""
         context = self._ready(incarnation)
-        writes = [context.model(role).saving(Path(path) / role, context.group.writers) for role in roles]
+        writes = [context.model(role).saving(location(path) / role, context.group.writers) for role in roles]
         self._saving = self._saver.submit(lambda: [write() for write in writes])
         return {role: context.model(role).version for role in roles}
 
@@ -189,7 +190,7 @@ class RankActor:
         """Load the roles' shards from `path` (collective, any number of ranks); returns their versions."""
         context = self._ready(incarnation)
         for role in roles:
-            context.model(role).load(Path(path) / role)
+            context.model(role).load(location(path) / role)
         return {role: context.model(role).version for role in roles}
 
     @enveloped

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from configs.schema import CostsConfig, RewardsConfig, RunConfig
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.rollouts import Array
 from storage.earlier_runs import read_seen
+from storage.locations import Location, local_side, location
 from storage.rollout_store import RolloutStore
 from workers.data_plane import DataPlane
 from workers.data_source import PairSource, PromptSource, SequenceSource
@@ -53,7 +53,7 @@ class RankContext:
         plane: DataPlane,
         models: dict[str, RoleModel],
         roles: tuple[str, ...],
-        run_dir: Path,
+        run_dir: Location,
         global_rank: int,
     ) -> None:
         self.config, self.device, self.mesh, self.plane = config, device, mesh, plane
@@ -139,7 +139,7 @@ class RankContext:
             group=self.joined.everyone,
             num_sources=len(self.joined.mesh_ranks),
             device=self.device,
-            run_dir=self.run_dir,
+            run_dir=local_side(self.run_dir),
             rank=self.global_rank,
         )
 
@@ -247,6 +247,6 @@ def build_context(spec: RankSpec, plane: DataPlane, *, store: TCPStore | None) -
         plane=plane,
         models=models,
         roles=spec.roles,
-        run_dir=Path(spec.run_dir),
+        run_dir=location(spec.run_dir),
         global_rank=spec.global_rank,
     )

@@ -9,7 +9,6 @@ number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from configs.schema import RunConfig
 from pipeline.losses import PAIR_LOSSES, get_loss
 from pipeline.rollouts import Array, Rollouts, ranges
+from storage.locations import Location
 from workers import packed_model
 from workers.checkpoint_io import host_copy, load_role, role_state, save_role
 from workers.device import compute_dtype
@@ -169,11 +169,11 @@ class RoleModel:
         self.optimizer.progress.version += 1
         return metrics
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Location) -> None:
         """Write weights, optimizer state and counters below `path`, which this makes (collective)."""
-        save_role(Path(path), self._state(), self.model.hf, self.mesh.get_group())
+        save_role(path, self._state(), self.model.hf, self.mesh.get_group())
 
-    def saving(self, path: Path, group: dist.ProcessGroup) -> Callable[[], None]:
+    def saving(self, path: Location, group: dist.ProcessGroup) -> Callable[[], None]:
         """Copy weights, optimizer state and counters to the host; what is returned writes the copy (collective).
 
         It may run on another thread while training goes on, with a group (gloo) that nothing else uses meanwhile.
@@ -181,9 +181,9 @@ class RoleModel:
         state, hf = host_copy(self._state()), self.model.hf
         return lambda: save_role(path, state, hf, group)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Location) -> None:
         """Read what `save` wrote, on any number of ranks, in place (collective)."""
-        progress = load_role(Path(path), self._state(), self.mesh.get_group())
+        progress = load_role(path, self._state(), self.mesh.get_group())
         self._progress = progress
         if self.optimizer is not None:
             self.optimizer.restore(progress)

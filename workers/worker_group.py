@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
@@ -23,6 +22,7 @@ from pipeline.mesh import ParallelMesh
 from pipeline.placement import pool_of, pool_ranks, worlds
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
+from storage.locations import Location
 from workers.answers import Rank, answers_of, names
 from workers.cluster import kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
@@ -61,7 +61,7 @@ class Ranks:
 
     client: Client
     config: RunConfig
-    run_dir: Path
+    run_dir: Location
     roles: frozenset[str]
     trained: frozenset[str] = frozenset()
     updates: Mapping[str, int] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Ranks:
         if everyone:
             await self._answers([rank.actor.shutdown() for rank in everyone], everyone, 60.0, "shutdown")
 
-    async def save(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
+    async def save(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Copy the roles' weights, optimizers and schedules, to be written below `path`; returns their versions.
 
         The ranks may go on with the next stage; `saved` says when all of it is on the disk.
@@ -213,11 +213,11 @@ class Ranks:
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
         await self._answers([rank.actor.checkpoint_saved() for rank in everyone], everyone, timeout_s, "checkpoint")
 
-    async def load(self, path: Path, roles: Sequence[str]) -> dict[str, int]:
+    async def load(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Load what `save` wrote, on any number of ranks; returns the roles' versions."""
         return await self._state("load_checkpoint", path, roles)
 
-    async def _state(self, method: str, path: Path, roles: Sequence[str]) -> dict[str, int]:
+    async def _state(self, method: str, path: Location, roles: Sequence[str]) -> dict[str, int]:
         versions: dict[str, int] = {}
         for pool in self.pools.values():
             mine = tuple(role for role in roles if role in pool.roles)

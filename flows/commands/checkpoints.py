@@ -11,13 +11,14 @@ from configs.schema import Role
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table
 from storage.checkpoints import Checkpoint, CheckpointStore, metric_value
+from storage.locations import Location
 from storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def ls(name_or_path: str, runs: Path) -> Answer:
+def ls(name_or_path: str, runs: Location | str) -> Answer:
     """Committed checkpoints with their step, size and the state saved with them."""
     run = RunDirectory.resolve(name_or_path, runs)
     store = _store(run)
@@ -51,7 +52,7 @@ def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]]) -> No
 
 def export(
     name_or_path: str,
-    runs: Path,
+    runs: Location | str,
     destination: Path,
     *,
     step: int | None,

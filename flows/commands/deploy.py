@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from configs.loader import load_config
-from configs.paths import user_path
 from configs.schema import RunConfig
 from configs.yaml_text import dump_yaml
 from flows.commands.answer import Answer
@@ -19,6 +18,7 @@ from flows.deployments import WORK_POOL, DeploymentSpec, deployment_specs, prefe
 from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import HOME, LocalPrefectServer
 from flows.preflight import check
+from storage.locations import local_side, location
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,11 +86,12 @@ def _checked(names: Sequence[str], overrides: Sequence[str]) -> list[RunConfig]:
 
 def _local_server(stack: ExitStack, configs: Sequence[RunConfig]) -> str:
     """A server of our own for as long as the stack is open; its page shows other runs of the folder, too."""
-    outputs = sorted({str(user_path(config.output).resolve()) for config in configs})
+    outputs = sorted({str(location(config.output).resolve()) for config in configs})
     if len(outputs) > 1:
         raise UserError(f"output: {' and '.join(outputs)}; configurations that are served together share one folder")
-    Path(outputs[0]).mkdir(parents=True, exist_ok=True)
-    server = stack.enter_context(LocalPrefectServer(Path(outputs[0]) / HOME))
+    home = local_side(location(outputs[0])) / HOME
+    home.parent.mkdir(parents=True, exist_ok=True)
+    server = stack.enter_context(LocalPrefectServer(home))
     stack.enter_context(client_settings(server.api_url))
     return server.api_url
 

@@ -18,6 +18,7 @@ from flows.commands.tables import print_table
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.evaluations import samples_file
+from storage.locations import Location, location
 from storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def evaluate(
     *,
     checkpoint: str | None,
     datasets: Sequence[str],
-    runs: Path,
-    output: Path | None,
+    runs: Location | str,
+    output: str | None,
     quiet: bool,
 ) -> Answer:
     """Generate, score and judge; the samples and every number are in a run directory of their own."""
@@ -45,14 +46,14 @@ def evaluate(
     check(config, source=name_or_path)
     from flows.run import run as run_flow
 
-    done = run_flow(config, parent=Path(config.output), quiet=quiet)
+    done = run_flow(config, parent=location(config.output), quiet=quiet)
     document = {
         "run_dir": done.run_dir,
         "status": done.status,
         "model": config.actor.path,
         "samples_per_prompt": config.evaluation.num_samples,
         "temperature": config.evaluation.temperature,
-        "datasets": {name: _results(done.metrics, name, config, Path(done.run_dir)) for name in held_out(config)},
+        "datasets": {name: _results(done.metrics, name, config, location(done.run_dir)) for name in held_out(config)},
     }
     return Answer(
         document=finite(document),
@@ -61,7 +62,9 @@ def evaluate(
     )
 
 
-def evaluation_config(config: RunConfig, *, checkpoint: str | None, datasets: Sequence[str], runs: Path) -> RunConfig:
+def evaluation_config(
+    config: RunConfig, *, checkpoint: str | None, datasets: Sequence[str], runs: Location | str
+) -> RunConfig:
     """The configuration that evaluates and trains nothing.
 
     checkpoint: a run (its newest checkpoint), one of its checkpoints, or a Hugging Face directory; None: the
@@ -82,7 +85,7 @@ def evaluation_config(config: RunConfig, *, checkpoint: str | None, datasets: Se
     return config.model_copy(update=changes)
 
 
-def _with_checkpoint(config: RunConfig, checkpoint: str, runs: Path) -> dict[str, Any]:
+def _with_checkpoint(config: RunConfig, checkpoint: str, runs: Location | str) -> dict[str, Any]:
     actor: ModelConfig = config.actor.model_copy(update={"path": _model_path(checkpoint, runs), "init": None})
     changes: dict[str, Any] = {"actor": actor}
     own = config.actor.path
@@ -92,9 +95,9 @@ def _with_checkpoint(config: RunConfig, checkpoint: str, runs: Path) -> dict[str
     return changes
 
 
-def _model_path(checkpoint: str, runs: Path) -> str:
+def _model_path(checkpoint: str, runs: Location | str) -> str:
     """`actor.path` of a run, a checkpoint's folder, or a Hugging Face directory."""
-    path = Path(checkpoint).expanduser()
+    path = location(checkpoint)
     if _is_model(path):
         return str(path)
     if path.parent.name == "checkpoints" and path.name.isdigit():
@@ -114,7 +117,7 @@ def _model_path(checkpoint: str, runs: Path) -> str:
     return str(CheckpointPath(run=str(run.path), step=steps[-1] if step < 0 else step, role="actor"))
 
 
-def _is_model(path: Path) -> bool:
+def _is_model(path: Location) -> bool:
     """A run directory has a config.json too, without a model_type."""
     try:
         return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -131,7 +134,7 @@ def _dataset(text: str) -> tuple[str, DatasetConfig]:
             else DatasetConfig(path=path))  # fmt: skip
 
 
-def _results(metrics: Mapping[str, Any], dataset: str, config: RunConfig, run_dir: Path) -> dict[str, Any]:
+def _results(metrics: Mapping[str, Any], dataset: str, config: RunConfig, run_dir: Location) -> dict[str, Any]:
     """Estimates with their intervals, and where the samples are."""
     prefix = metric_prefix(dataset)
     own = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}

@@ -7,13 +7,16 @@ from pathlib import Path
 from configs.errors import UserError
 from flows.commands.answer import Answer
 from flows.commands.tokenizers import tokenizer_folders
+from storage.locations import Location
 from storage.report import collect, default_path
 from storage.report_page import write_page
 from storage.run_directory import RunDirectory
 from storage.token_text import TokenTexts
 
 
-def report(name_or_path: str, runs: Path, *, output: Path | None, max_iterations: int, per_iteration: int) -> Answer:
+def report(
+    name_or_path: str, runs: Location | str, *, output: Path | None, max_iterations: int, per_iteration: int
+) -> Answer:
     """Write the page (RUN/report.html unless told otherwise)."""
     run = RunDirectory.resolve(name_or_path, runs)
     path = output or default_path(run)

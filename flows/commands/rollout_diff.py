@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from configs.errors import UserError
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table, printable, shorten
 from pipeline.rollouts import Array
+from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from storage.samples import Samples, chosen_iterations, known_columns, load_samples
@@ -22,7 +22,9 @@ COMPARED = ("reward", "length")
 READ = ("prompt_id", "prompt_text", "text", "reward")
 
 
-def diff(name_or_path: str, runs: Path, *, first: str, second: str, other: str | None, prompt_id: int | None) -> Answer:
+def diff(
+    name_or_path: str, runs: Location | str, *, first: str, second: str, other: str | None, prompt_id: int | None
+) -> Answer:
     """Mean reward and length of every prompt that both iterations have; or one prompt's samples side by side."""
     run = RunDirectory.resolve(name_or_path, runs)
     before = _load(run, first, "--first")

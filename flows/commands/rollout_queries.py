@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table, shorten
+from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from storage.samples import (
@@ -45,7 +46,7 @@ class Selection:
     where: str | None
 
     @classmethod
-    def of(cls, name_or_path: str, runs: Path, *, iterations: str | None, where: str | None) -> Selection:
+    def of(cls, name_or_path: str, runs: Location | str, *, iterations: str | None, where: str | None) -> Selection:
         if where is not None:
             parse_where(where)  # a mistake is told before anything is read
         run = RunDirectory.resolve(name_or_path, runs)

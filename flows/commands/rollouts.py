@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from flows.commands.tables import number, print_table, shorten
 from flows.commands.tokenizers import tokenizer_folders
 from pipeline.dropping import MARKERS, without_dropped
 from pipeline.rollouts import Array, Rollouts
+from storage.locations import Location
 from storage.records import ArrayRecord, StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def ls(name_or_path: str, runs: Path) -> Answer:
+def ls(name_or_path: str, runs: Location | str) -> Answer:
     """Iterations with their committed stages, rows, tokens and mean reward."""
     run = RunDirectory.resolve(name_or_path, runs)
     store = RolloutStore(run.rollouts)
@@ -93,7 +93,9 @@ class Look:
         return self.tokens or self.side_by_side or self.color is not None
 
 
-def show(name_or_path: str, runs: Path, *, iteration: int, prompt: int | None, where: str | None, look: Look) -> Answer:
+def show(
+    name_or_path: str, runs: Location | str, *, iteration: int, prompt: int | None, where: str | None, look: Look
+) -> Answer:
     """The samples of an iteration that match `where`, or of its `prompt`-th prompt (from 0), every stored column."""
     condition = parse_where(where) if where else None
     run = RunDirectory.resolve(name_or_path, runs)

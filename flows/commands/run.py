@@ -13,11 +13,11 @@ from configs.errors import UserError, first_of
 from configs.loader import load_config, resolved
 from configs.machine_checks import machine_warnings
 from configs.path_checks import output_problems
-from configs.paths import user_path
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.hints import typed_command
 from flows.preflight import check
+from storage.locations import Location, location
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pipeline.trace import TracedCall
 
 
-def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry_run: bool, quiet: bool) -> Answer:
+def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_run: bool, quiet: bool) -> Answer:
     """Check the configuration, then run it (or say what would run)."""
     if output is not None:
-        overrides = [*overrides, f"output={json.dumps(str(output))}"]
+        overrides = [*overrides, f"output={json.dumps(output)}"]
     config = load_config(name_or_path, overrides)
     check(config, source=name_or_path)
     for line in machine_warnings(config):
@@ -38,10 +38,10 @@ def run(name_or_path: str, overrides: Sequence[str], output: Path | None, *, dry
         return _plan(config)
     from flows.run import run as run_flow
 
-    return _summary(run_flow(config, parent=user_path(config.output), quiet=quiet))
+    return _summary(run_flow(config, parent=location(config.output), quiet=quiet))
 
 
-def resume(name_or_path: str, overrides: Sequence[str], runs: Path, *, quiet: bool) -> Answer:
+def resume(name_or_path: str, overrides: Sequence[str], runs: Location | str, *, quiet: bool) -> Answer:
     """Go on with a run where it was left."""
     from storage.run_directory import RunDirectory
 

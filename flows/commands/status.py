@@ -6,15 +6,16 @@ import statistics
 import time
 from datetime import datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table
 from flows.live_view import headline
+from storage.locations import Location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
-from storage.run_status import ActiveStage, RunStatus, is_being_run, read_status
+from storage.run_lock import is_held
+from storage.run_status import ActiveStage, RunStatus, read_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,7 @@ TIMED = 20
 Metrics = dict[str, Any]
 
 
-def status(name_or_path: str, runs: Path, *, now: float | None = None) -> Answer:
+def status(name_or_path: str, runs: Location | str, *, now: float | None = None) -> Answer:
     """State, ranks, running stages, the last iterations and the expected end.
 
     A run is `died` when its file says that it goes on and no process holds the run directory.
@@ -34,7 +35,7 @@ def status(name_or_path: str, runs: Path, *, now: float | None = None) -> Answer
     run = RunDirectory.resolve(name_or_path, runs)
     said, lines = read_status(run.path), read_metrics(run.metrics)
     total = run.config().training.num_iterations if said is None else said.iterations_total
-    state = _state(said, is_being_run(run.path))
+    state = _state(said, is_held(run.path))
     done = max(_logged(lines), said.iterations_done if said else 0)
     seconds = seconds_per_iteration(lines)
     going_on = state in ("starting", "running")

@@ -10,6 +10,7 @@ from configs.errors import UserError
 from flows.commands.answer import Answer
 from flows.commands.tables import number, print_table
 from storage.atomic import atomic_write, make_folder, writing
+from storage.locations import Location
 from storage.run_directory import RunDirectory
 from storage.timeline import FILE, Span, chrome_trace, read_timeline
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def timeline(name_or_path: str, runs: Path, *, iteration: int | None, output: Path | None) -> Answer:
+def timeline(name_or_path: str, runs: Location | str, *, iteration: int | None, output: Path | None) -> Answer:
     """Write `timeline-NNNNNNNN.json` (Chrome trace) and `.png` into the run's plots, or into `output`."""
     run = RunDirectory.resolve(name_or_path, runs)
     spans = read_timeline(run.path)
@@ -44,7 +45,7 @@ def _document(span: Span) -> dict[str, object]:
     return {"stage": span.stage, "pool": span.pool, "rank": span.rank, "start": span.start, "end": span.end}
 
 
-def _write(run: RunDirectory, spans: list[Span], iteration: int, folder: Path) -> tuple[Path, Path]:
+def _write(run: RunDirectory, spans: list[Span], iteration: int, folder: Location) -> tuple[Location, Location]:
     from storage.timeline_plot import plot_timeline
 
     trace, picture = (folder / f"timeline-{iteration:08d}{suffix}" for suffix in (".json", ".png"))
@@ -55,7 +56,7 @@ def _write(run: RunDirectory, spans: list[Span], iteration: int, folder: Path) -
     return trace, picture
 
 
-def _show(console: Console, spans: list[Span], trace: Path, picture: Path) -> None:
+def _show(console: Console, spans: list[Span], trace: Location, picture: Location) -> None:
     origin = min(span.start for span in spans)
     rows = [
         (

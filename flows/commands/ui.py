@@ -5,22 +5,24 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 
 from configs.errors import UserError
 from flows.commands.answer import Answer
 from flows.prefect_server import HOME, LocalPrefectServer
+from storage.locations import Location, local_side
 
 
-def ui(runs: Path) -> Answer:
+def ui(runs: Location) -> Answer:
     """Start the server, or join the one that a run of this folder uses, and serve until a signal comes."""
-    if not runs.is_dir():
-        raise UserError(f"--runs {runs}: there is no such folder; start a run first, or name the folder of runs")
+    if not local_side(runs).is_dir():
+        raise UserError(
+            f"--runs {runs}: on this machine there is no such folder; start a run first, or name the folder of runs"
+        )
     stop = threading.Event()
     stack = ExitStack()
     _set_on_signals(stop)
-    server = stack.enter_context(LocalPrefectServer(runs / HOME))
+    server = stack.enter_context(LocalPrefectServer(local_side(runs) / HOME))
     home = str(server.home)
 
     def wait() -> None:

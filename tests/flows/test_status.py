@@ -17,7 +17,7 @@ from flows.commands.status import seconds_per_iteration, status
 from storage.errors import StorageError
 from storage.metrics import MetricsLog
 from storage.run_directory import RunDirectory
-from storage.run_status import ActiveStage, PlacedRank, RunStatus, StatusFile, read_status
+from storage.run_status import ActiveStage, PlacedRank, RunStatus, read_status, write_status
 from storage.timeline import Span, append_spans, chrome_trace, read_timeline
 from tests.flows.stored_run import stored_run
 from tests.flows.test_cli import Capture, document_of
@@ -43,7 +43,7 @@ def running(run: RunDirectory, *, now: float) -> RunStatus:
         state="running", pid=4321, host="h", started_at=now - 100, updated_at=now - 7, iterations_total=10,
         iterations_done=2, ranks=ranks, stages=(stage,),
     )  # fmt: skip
-    StatusFile(run.path).write(written)
+    write_status(run.path, written)
     return written
 
 
@@ -80,7 +80,7 @@ def test_a_running_run_is_seen_from_outside_and_a_killed_one_too(tmp_path: Path,
 def test_an_ended_run_says_how(tmp_path: Path, capsys: Capture, state: str) -> None:
     run = stored_run(tmp_path, iterations=1)
     ended = replace(running(run, now=time.time()), state=state, stages=(), error="boom" if state == "failed" else None)
-    StatusFile(run.path).write(ended)
+    write_status(run.path, ended)
     found = document_of(capsys, "status", str(run.path))
     assert (found["state"], found["error"], found["expected_end"]) == (state, ended.error, None)
 

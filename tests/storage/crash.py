@@ -12,19 +12,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pipeline.rollouts import Rollouts
+from storage.atomic import write_files
 from storage.checkpoints import CheckpointStore
+from storage.locations import Location, location
 from storage.rollout_store import RolloutStore
 from tests.storage.batches import full_batch, scores_for
 
+REQUESTS = ("put", "copy", "delete")
 OPERATIONS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate")
 
 
 def kill_before(step: int) -> None:
-    """From here on, the process ends just before its `step`-th file operation."""
+    """From here on, the process ends just before its `step`-th file operation, or request that changes an object."""
+    import obstore
+
     counter = itertools.count(1)
 
     def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,8 +39,9 @@ def kill_before(step: int) -> None:
 
         return run
 
-    for name in OPERATIONS:
-        setattr(os, name, counted(getattr(os, name)))
+    for module, names in ((os, OPERATIONS), (obstore, REQUESTS)):
+        for name in names:
+            setattr(module, name, counted(getattr(module, name)))
 
 
 def small_batch(iteration: int) -> Rollouts:
@@ -44,13 +49,13 @@ def small_batch(iteration: int) -> Rollouts:
     return full_batch(iteration).only(["token_ids", "reward/exact_match", "text"])
 
 
-def commit_generate(root: Path, iteration: int = 0, attempt: str = "1") -> None:
+def commit_generate(root: Location, iteration: int = 0, attempt: str = "1") -> None:
     store = RolloutStore(root)
     manifest = store.write(iteration, "generate", small_batch(iteration), new_rows=True, attempt=attempt)
     store.commit(iteration, manifest, kind="column", arguments={}, metrics={})
 
 
-def commit_cost(root: Path, iteration: int = 0, attempt: str = "1") -> None:
+def commit_cost(root: Location, iteration: int = 0, attempt: str = "1") -> None:
     store = RolloutStore(root)
     scores = scores_for(small_batch(iteration), iteration)
     manifest = store.write(iteration, "cost", scores, new_rows=False, attempt=attempt)
@@ -58,22 +63,20 @@ def commit_cost(root: Path, iteration: int = 0, attempt: str = "1") -> None:
     store.log_state_stage(iteration, "update_actor", arguments={}, metrics={"loss": 1.0})
 
 
-def save_checkpoint(root: Path, step: int, fill: int) -> None:
+def save_checkpoint(root: Location, step: int, fill: int) -> None:
     """A sharded checkpoint: two files, one of them in a folder."""
     store = CheckpointStore(root, keep_last=2)
     folder = store.begin(step)
-    (folder / "actor").mkdir()
-    for name in (".metadata", "actor/__0_0.distcp"):
-        (folder / name).write_bytes(bytes([fill]) * 5000)
+    write_files(folder, dict.fromkeys((".metadata", "actor/__0_0.distcp"), bytes([fill]) * 5000))
     store.commit(step, {"step": step, "fill": fill, "kl_coef": 0.1 * step})
 
 
-def save_two(root: Path) -> None:
+def save_two(root: Location) -> None:
     for step in (1, 2):
         save_checkpoint(root, step, step)
 
 
-SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
+SCENARIOS: dict[str, tuple[Callable[[Location], None], Callable[[Location], None]]] = {
     "first_stage": (lambda root: None, commit_generate),
     "next_stage": (commit_generate, commit_cost),
     "checkpoint": (
@@ -87,7 +90,7 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
 }
 
 
-def run_steps(scenario: str, root: Path) -> int:
+def run_steps(scenario: str, root: Location) -> int:
     """Number of file operations of the scenario's second half, each of which killed one child."""
     prepare, work = SCENARIOS[scenario]
     for step in itertools.count(1):
@@ -104,7 +107,7 @@ def run_steps(scenario: str, root: Path) -> int:
     raise AssertionError
 
 
-def run_loop(root: Path) -> None:
+def run_loop(root: Location) -> None:
     """Commit iteration after iteration, each at its first uncommitted stage."""
     store = RolloutStore(root)
     print("ready", flush=True)
@@ -118,6 +121,6 @@ def run_loop(root: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "steps":
-        print(run_steps(sys.argv[2], Path(sys.argv[3])))
+        print(run_steps(sys.argv[2], location(sys.argv[3])))
     else:
-        run_loop(Path(sys.argv[2]))
+        run_loop(location(sys.argv[2]))

@@ -1,0 +1,180 @@
+"""One process at a time runs a run directory.
+
+On a file system: a lock that ends with its process. In an object store: a lease, an object that is put only if
+there is none and put again while the run goes on. A lease that is not renewed ends after LEASE_S; on the machine
+that held it a run goes on at once, since a lock on its local side shows that the process is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage.errors import StorageError
+from storage.locations import Location, local_side
+from storage.object_path import AlreadyThere, ObjectPath
+
+LOCK = ".lock"
+HOLDER = ".holder"
+LEASE_S = 60.0
+RENEW_S = 15.0
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def exclusive(run: Location, *, on_loss: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the run. on_loss: called with a sentence, on another thread, when another process has taken it.
+
+    Raises StorageError when another process holds it.
+    """
+    local = local_side(run)
+    local.mkdir(parents=True, exist_ok=True)
+    with open(local / LOCK, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(f"{run} is being run by another process; wait for it, or stop it") from error
+        if isinstance(run, ObjectPath):
+            with _leased(run / LOCK, _holder(local), on_loss or logger.error):
+                yield
+        else:
+            yield
+
+
+def is_held(run: Location) -> bool:
+    """Whether a process holds the run: one of this machine, or for one in an object store of any.
+
+    A lease counts until it ends: for LEASE_S after its process was killed on another machine.
+    """
+    if _is_locked(local_side(run)):
+        return True
+    if not isinstance(run, ObjectPath):
+        return False
+    lease = _read(run / LOCK)
+    return lease is not None and lease.seconds_left > 0 and lease.holder != _known_holder(local_side(run))
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with open(folder / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _known_holder(local: Path) -> str | None:
+    path = local / HOLDER
+    return path.read_text() if path.exists() else None
+
+
+def _holder(local: Path) -> str:
+    """A name of its own for each machine's side of a run: whoever reads it there may wait for the lock beside it."""
+    known = _known_holder(local)
+    if known is None:
+        known = uuid.uuid4().hex
+        (local / HOLDER).write_text(known)
+    return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lease:
+    holder: str
+    who: str
+    tag: str
+    renewed_at: float
+
+    @property
+    def seconds_left(self) -> float:
+        """By the store's clock for the beginning and this machine's for now."""
+        return self.renewed_at + LEASE_S - time.time()
+
+
+def _read(place: ObjectPath) -> _Lease | None:
+    try:
+        content, tag = place.read_version()
+        document = json.loads(content)
+        renewed_at = place.stat().st_mtime_ns / 1e9
+        return _Lease(holder=document["holder"], who=document["who"], tag=tag, renewed_at=renewed_at)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{place} is damaged ({error}); delete it if nobody runs this run") from error
+
+
+@contextmanager
+def _leased(place: ObjectPath, holder: str, on_loss: Callable[[str], None]) -> Iterator[None]:
+    renewing = _Renewal(place=place, tag=_acquire(place, holder), holder=holder, on_loss=on_loss)
+    thread = threading.Thread(target=renewing.go_on, name="run-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        renewing.over.set()
+        thread.join()
+        if not renewing.lost:
+            place.remove()
+
+
+def _acquire(place: ObjectPath, holder: str) -> str:
+    """The lease's tag. Raises StorageError while another machine's goes on."""
+    before = _read(place)
+    if before is not None and before.holder != holder and before.seconds_left > 0:
+        raise StorageError(
+            f"{place.parent} is being run by {before.who}; wait for it or stop it. If it is dead, its lease ends in "
+            f"{before.seconds_left:.0f} s"
+        )
+    try:
+        return place.write(_document(holder), replaces=before.tag if before is not None else "")
+    except AlreadyThere as error:
+        raise StorageError(f"{place.parent} was taken by another process just now; wait for it, or stop it") from error
+
+
+def _document(holder: str) -> bytes:
+    said = {"holder": holder, "who": f"process {os.getpid()} on {socket.gethostname()}", "at": time.time()}
+    return json.dumps(said).encode()
+
+
+@dataclass
+class _Renewal:
+    """Puts the lease again until it is over. lost: another process has it."""
+
+    place: ObjectPath
+    tag: str
+    holder: str
+    on_loss: Callable[[str], None]
+    over: threading.Event = field(default_factory=threading.Event)
+    lost: bool = False
+
+    def go_on(self) -> None:
+        while not self.over.wait(RENEW_S):
+            try:
+                self.tag = self.place.write(_document(self.holder), replaces=self.tag)
+            except AlreadyThere:
+                self.lost = not self._is_ours()
+                if self.lost:
+                    self.on_loss(f"{self.place.parent} was taken by another process; this one stops")
+                    return
+            except StorageError as error:
+                logger.warning("the run's lease was not renewed: %s", error)
+
+    def _is_ours(self) -> bool:
+        """A renewal whose answer was lost has put a tag that we do not know."""
+        lease = _read(self.place)
+        if lease is None or lease.holder != self.holder:
+            return False
+        self.tag = lease.tag
+        return True
