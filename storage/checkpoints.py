@@ -72,8 +72,10 @@ class CheckpointStore:
                 remove_tree(leftover)
             self._restore()
             aside = self._aside(step)
-            self._discard(aside)
-            make_folder(aside)
+            if isinstance(aside, ObjectPath):
+                self._discard(aside)
+            else:
+                aside.mkdir()
         return aside
 
     def commit(self, step: int, state: Mapping[str, Any]) -> Checkpoint:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.rollouts import Rollouts
-from storage.atomic import write_files
 from storage.checkpoints import CheckpointStore
 from storage.locations import Location, location
+from storage.object_path import ObjectPath
 from storage.rollout_store import RolloutStore
 from tests.storage.batches import full_batch, scores_for
 
@@ -63,11 +63,21 @@ def commit_cost(root: Location, iteration: int = 0, attempt: str = "1") -> None:
     store.log_state_stage(iteration, "update_actor", arguments={}, metrics={"loss": 1.0})
 
 
+def write_unflushed(path: Location, data: bytes) -> None:
+    """As the ranks do: the commit flushes."""
+    if isinstance(path, ObjectPath):
+        path.write(data)
+        return
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+
+
 def save_checkpoint(root: Location, step: int, fill: int) -> None:
     """A sharded checkpoint: two files, one of them in a folder."""
     store = CheckpointStore(root, keep_last=2)
     folder = store.begin(step)
-    write_files(folder, dict.fromkeys((".metadata", "actor/__0_0.distcp"), bytes([fill]) * 5000))
+    for name in (".metadata", "actor/__0_0.distcp"):
+        write_unflushed(folder / name, bytes([fill]) * 5000)
     store.commit(step, {"step": step, "fill": fill, "kl_coef": 0.1 * step})
 
 
