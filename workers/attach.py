@@ -7,14 +7,14 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 
 from distributed import Client
 
 from configs.errors import UserError, first_of
 from configs.schema import RunConfig
 from configs.secrets import references
-from storage.atomic import make_folder, writing
+from storage.atomic import atomic_write, make_folder, remove_tree, writing
+from storage.locations import Location
 from workers.hosts import HostReport, Question, differences, report, versions
 from workers.network import host_of
 from workers.placed_files import local_files
@@ -101,19 +101,19 @@ async def _workers(client: Client, num_workers: int, place: str, timeout_s: floa
 
 
 @contextmanager
-def _probe(output: Path) -> Iterator[Path]:
+def _probe(output: Location) -> Iterator[Location]:
     """A file with a name that is nowhere else, in the folder of the run directories, while workers look for it."""
     path = output.resolve() / f".seen-{secrets.token_hex(8)}"
     with writing(output):
         make_folder(path.parent)
-        path.touch()
+        atomic_write(path, b"")
     try:
         yield path
     finally:
-        path.unlink(missing_ok=True)
+        remove_tree(path)
 
 
-async def check_workers(client: Client, config: RunConfig, output: Path) -> None:
+async def check_workers(client: Client, config: RunConfig, output: Location) -> None:
     """Whether every worker that carries the label could be a rank; raises UserError for the first thing lacking."""
     with _probe(output) as probe:
         question = Question(paths=local_files(config), variables=references(config), probe=str(probe))

@@ -16,6 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from configs.paths import is_there
+from storage.errors import StorageError
+from storage.locations import is_there as location_is_there
+from storage.locations import location
 
 PACKAGES = ("configs", "pipeline", "storage", "workers", "flows")
 VERSIONS = ("torch", "transformers", "numpy", "zarr", "distributed", "dask", "cloudpickle", "msgpack", "pydantic")
@@ -47,7 +50,7 @@ def report(question: Question) -> HostReport:
     return HostReport(
         code=code_hash(),
         versions=versions(),
-        sees_probe=question.probe is None or is_there(question.probe),
+        sees_probe=question.probe is None or _sees(question.probe),
         missing=tuple(key for key, path in question.paths.items() if not is_there(path)),
         unset=tuple(key for key, name in question.variables.items() if not os.environ.get(name)),
         folder=os.getcwd(),
@@ -71,6 +74,13 @@ def versions() -> dict[str, str]:
     """Of Python and the packages that ranks and controller exchange objects of."""
     found = {name: importlib.metadata.version(name).partition("+")[0] for name in VERSIONS}  # +cpu, +cu128
     return {"python": ".".join(platform.python_version_tuple()[:2]), **found}
+
+
+def _sees(probe: str) -> bool:
+    try:
+        return location_is_there(location(probe))
+    except StorageError:  # no credentials here, or no way to the store
+        return False
 
 
 def differences(worker: str, theirs: HostReport, question: Question, *, output: str) -> Iterator[str]:
