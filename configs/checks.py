@@ -96,6 +96,18 @@ def _trained_model(config: RunConfig) -> Iterator[str]:
         yield f"tokenizer: not set, and {role}.init has none of its own; name a tokenizer directory or hub id"
 
 
+def _rollouts_that_go_are_not_read(config: RunConfig) -> Iterator[str]:
+    storage = config.storage
+    if storage.keep_rollouts is None:
+        if storage.keep_rollouts_every is not None:
+            yield "storage.keep_rollouts_every: without storage.keep_rollouts nothing goes; set that too"
+        return
+    if config.data.sampler is not None:
+        yield "storage.keep_rollouts: data.sampler reads the rollouts of all iterations; leave one of them out"
+    if config.data.seen_prompts == "last":
+        yield "storage.keep_rollouts: data.seen_prompts=last reads the last run's prompts; leave one of them out"
+
+
 def _data_is_there(config: RunConfig) -> Iterator[str]:
     if config.data.train is None and config.algorithm != "evaluate":
         yield "data.train: not set; name the rows to train on, as in data.train.path=prompts.jsonl"
@@ -287,6 +299,7 @@ CHECKS: tuple[Check, ...] = (
     _names,
     _trained_model,
     _data_is_there,
+    _rollouts_that_go_are_not_read,
     _something_is_rewarded,
     _answers,
     _rollout,

@@ -64,6 +64,15 @@ class CheckpointConfig(Section):
     """Training goes on while a checkpoint is written from a copy in the host's memory (weights and moments, 12 bytes a parameter over all ranks); false: it waits."""
 
 
+class StorageConfig(Section):
+    """What a run keeps of its rollouts."""
+
+    keep_rollouts: PositiveInt | None = None
+    """Iterations whose rollouts stay, the newest ones; null: all. Older ones go after a checkpoint, but those that a resume from one of `checkpoint.keep_last` replays."""
+    keep_rollouts_every: PositiveInt | None = None
+    """Of the older ones, every so many-th iteration stays too; null: none does."""
+
+
 class EvaluationConfig(Section):
     """Held-out evaluation, inside a run and by `hybridflow evaluate`."""
 

@@ -33,6 +33,7 @@ from configs.run_sections import (
     LoggingConfig,
     PoolConfig,
     ResourcesConfig,
+    StorageConfig,
     TrainingConfig,
 )
 from configs.section import ROLES, Role, Section, Seed
@@ -126,6 +127,8 @@ class RunConfig(Section):
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    storage: StorageConfig = StorageConfig()
+    """Retention of rollouts."""
     resources: ResourcesConfig = ResourcesConfig()
     """Devices, pools and placement."""
     cluster: ClusterConfig = ClusterConfig()

@@ -8,7 +8,7 @@ writers     |                                         | manifest, rename: the ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage.checkpoints import CheckpointStore
@@ -16,10 +16,15 @@ from workers.worker_group import Ranks
 
 
 class Checkpointer:
-    """One checkpoint is written at a time. asynchronous: `save` returns when the ranks have copied their weights."""
+    """One checkpoint is written at a time. asynchronous: `save` returns when the ranks have copied their weights.
 
-    def __init__(self, store: CheckpointStore, *, asynchronous: bool) -> None:
-        self.store, self.asynchronous = store, asynchronous
+    committed: called on a thread after each commit.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, *, asynchronous: bool, committed: Callable[[], None] = lambda: None
+    ) -> None:
+        self.store, self.asynchronous, self._committed = store, asynchronous, committed
         self._writing: asyncio.Task[None] | None = None
 
     async def save(self, ranks: Ranks, step: int, state: Mapping[str, Any]) -> None:
@@ -39,6 +44,7 @@ class Checkpointer:
     async def _commit(self, ranks: Ranks, step: int, state: Mapping[str, Any]) -> None:
         await ranks.saved()
         await asyncio.to_thread(self.store.commit, step, state)
+        await asyncio.to_thread(self._committed)
 
     async def check(self) -> None:
         """Raise what a writer that has ended has met, so that a run does not train on without checkpoints."""

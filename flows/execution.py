@@ -33,6 +33,7 @@ from pipeline.stages import RolloutsHandle
 from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
+from storage.retention import RolloutRetention
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from workers.envelope import RankError
@@ -40,6 +41,8 @@ from workers.rank_actor import RankActor
 from workers.worker_group import Ranks
 
 EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
+REPLAY = "actor.replay_sequences"
+"""Reads earlier iterations: a run with this stage keeps its rollouts."""
 NOT_EVALUATED = {"evaluate"}
 """Without responses that are scored, or nothing else."""
 
@@ -74,7 +77,10 @@ class RunExecution:
         self.checkpoints = CheckpointStore(
             directory.checkpoints, keep_last=config.checkpoint.keep_last, best_mode=config.checkpoint.best_mode
         )
-        self.checkpointer = Checkpointer(self.checkpoints, asynchronous=config.checkpoint.asynchronous)
+        self.checkpointer = Checkpointer(
+            self.checkpoints, asynchronous=config.checkpoint.asynchronous, committed=self._retain_rollouts
+        )
+        self.replays = False
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
         self.committer = Committer(RolloutStore(directory.rollouts))
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
@@ -105,6 +111,7 @@ class RunExecution:
 
     async def _execute(self) -> RunResult:
         calls = await trace_async(self.config)
+        self.replays = any(REPLAY in call.stage for call in calls)
         ranks = Ranks(
             client=self.client,
             config=self.config,
@@ -247,6 +254,21 @@ class RunExecution:
         state = {"iteration": step, "seed": self.config.seed, **controller.coefficients.state}
         with self.recorder.checkpoint(step, controller.ranks):
             await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})
+
+    def _retain_rollouts(self) -> None:
+        """After a checkpoint: `storage.keep_rollouts`."""
+        keep = self.config.storage
+        if keep.keep_rollouts is None or self.replays:
+            return
+        retention = RolloutRetention(
+            rollouts=self.committer.store,
+            checkpoints=self.checkpoints,
+            keep_last=keep.keep_rollouts,
+            keep_every=keep.keep_rollouts_every,
+        )
+        if gone := retention.apply():
+            few = ", ".join(map(str, gone[:8])) + (", ..." if len(gone) > 8 else "")
+            self.view.note(f"removed the rollouts of {len(gone)} iterations ({few}): storage.keep_rollouts")
 
     def _best_metric(self, step: int) -> dict[str, Any]:
         """What `checkpoint.best_metric` judges this checkpoint by; None where the iteration has not measured it."""

@@ -60,6 +60,8 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
 """The server's environment, beside PREFECT_HOME; other PREFECT_* variables of the user are not passed on."""
+VACUUM = "PREFECT_SERVER_SERVICES_DB_VACUUM_"
+"""Variables that are: what the server removes from its database (`..._ENABLED`, `..._RETENTION_PERIOD`)."""
 
 
 class ServerGone(RuntimeError):
@@ -214,7 +216,7 @@ class LocalPrefectServer:
 
 
 def _server_environment(home: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("PREFECT_") or n.startswith(VACUUM)}
     own = {"PREFECT_HOME": str(home), "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui")}
     return inherited | SERVER_SETTINGS | own
 

@@ -62,6 +62,17 @@ class RolloutStore:
         """Iterations that have a `zarr.json`, ascending, none of them opened: committed ones, but for strays."""
         return sorted(int(path.parent.name) for path in self.root.glob(f"{'[0-9]' * 8}/zarr.json"))
 
+    def folders(self) -> list[int]:
+        """Iterations of which anything is there, ascending."""
+        return sorted(int(folder.name) for folder in self.root.glob("[0-9]" * 8))
+
+    def discard(self, iteration: int) -> None:
+        """Remove an iteration; killed in the middle, a reader finds none of it. Raises StorageError."""
+        folder = self.folder(iteration)
+        with writing(folder):
+            remove_tree(folder / "zarr.json")
+            remove_tree(folder)
+
     def stages(self, iteration: int) -> dict[str, StageRecord]:
         """Committed stages in the order of their commits; empty when there are none."""
         group = load_group(self.folder(iteration))

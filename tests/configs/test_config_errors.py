@@ -63,6 +63,13 @@ APART = "{num_ranks: 5, pools: {a: {ranks: 2}, b: {ranks: 3}}, placement: {rollo
 """Rollout engines on a pool of their own."""
 
 IMPOSSIBLE = [
+    mistake("storage.keep_rollouts_every=5", line=("storage.keep_rollouts_every", "set that too")),
+    mistake(
+        "storage.keep_rollouts=5",
+        "data.seen_prompts=last",
+        line=("storage.keep_rollouts", "data.seen_prompts=last", "leave one of them out"),
+    ),
+    mistake("output=gs://bucket/x", line=("output", "'gs://bucket/x'", "write s3://BUCKET/FOLDER")),
     mistake("algorithm=grppo", line=("algorithm", "'grppo'", "did you mean grpo?", "module:function")),
     mistake("algorithm=no_such_module:f", line=("algorithm", "no_such_module", "install or correct")),
     mistake("algorithm=./nope.py:f", line=("algorithm", "nope.py", "No such file")),

@@ -59,7 +59,11 @@ def test_a_run_in_an_object_store(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = ppo_config(
-        write_inputs(tmp_path), training={"num_iterations": 3}, resources={"num_ranks": 1}, checkpoint={"every": 1}
+        write_inputs(tmp_path),
+        training={"num_iterations": 3},
+        resources={"num_ranks": 1},
+        checkpoint={"every": 1, "keep_last": 1},
+        storage={"keep_rollouts": 2},
     )
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_yaml(config.model_dump(mode="json", exclude_unset=True)))
@@ -76,17 +80,17 @@ def test_a_run_in_an_object_store(
     monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "cache"))
     url = str(run.path)
     listed = answer(capsys, "rollouts", "ls", f"{OUTPUT}/latest")
-    assert listed["run"] == url and [entry["rows"] for entry in listed["iterations"]] == [8, 4, 8]
+    assert listed["run"] == url and [entry["rows"] for entry in listed["iterations"]] == [4, 8], "retention"
     status = answer(capsys, "status", "tiny", "--runs", str(OUTPUT))
     assert status["state"] == "completed" and status["iterations"] == {"done": 3, "total": 3}
     assert [entry["iteration"] for entry in status["last_iterations"]] == [0, 1, 2]
     assert answer(capsys, "rollouts", "show", url, "-i", "2", "-p", "0")["prompts"]
-    assert answer(capsys, "rollouts", "grep", url, "", "--count")["matches"] == 20
+    assert answer(capsys, "rollouts", "grep", url, "", "--count")["matches"] == 12
     assert answer(capsys, "rollouts", "stats", url, "-c", "reward")
-    assert answer(capsys, "rollouts", "diff", url)
+    assert answer(capsys, "rollouts", "diff", url, "--first", "1")
     answer(capsys, "rollouts", "export", url, "rollouts.jsonl")
-    assert len(Path("rollouts.jsonl").read_text().splitlines()) == 20
-    assert [entry["step"] for entry in answer(capsys, "checkpoints", "ls", url)["checkpoints"]] == [1, 2, 3]
+    assert len(Path("rollouts.jsonl").read_text().splitlines()) == 12
+    assert [entry["step"] for entry in answer(capsys, "checkpoints", "ls", url)["checkpoints"]] == [3]
     answer(capsys, "checkpoints", "export", url, "exported", "--role", "critic")
     assert Path("exported/model.safetensors").is_file() and Path("exported/tokenizer.json").is_file()
     answer(capsys, "report", url, "--output", "report.html")

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import obstore
+
 from pipeline.rollouts import Rollouts
 from storage.checkpoints import CheckpointStore
 from storage.locations import Location, location
@@ -27,8 +29,6 @@ OPERATIONS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncat
 
 def kill_before(step: int) -> None:
     """From here on, the process ends just before its `step`-th file operation, or request that changes an object."""
-    import obstore
-
     counter = itertools.count(1)
 
     def counted(operation: Callable[..., Any]) -> Callable[..., Any]:

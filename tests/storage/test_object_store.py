@@ -92,10 +92,9 @@ def test_killed_before_each_request_of_a_commit(root: ObjectPath) -> None:
     assert len(seen) > 15 and seen == sorted(seen) and {False, True} == set(seen)
 
 
-@pytest.mark.parametrize("scenario", ["checkpoint", "checkpoint_again"])
-def test_killed_before_each_request_of_a_checkpoint(root: ObjectPath, scenario: str) -> None:
-    step, fill = (3, 3) if scenario == "checkpoint" else (2, 9)
-    for place in killed_at_each_request(scenario, root):
+def test_killed_before_each_request_of_a_checkpoint(root: ObjectPath) -> None:
+    step, fill = 2, 9
+    for place in killed_at_each_request("checkpoint_again", root):
         store = CheckpointStore(place)
         newest = store.latest()
         assert newest is not None and newest.step in (1, 2, step), "there is always one"
