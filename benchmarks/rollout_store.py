@@ -96,15 +96,15 @@ def run_savez(times: Times, folder: Path, batch: Rollouts) -> int:
 
 def run_codecs(times: Times, sizes: dict[str, int], folder: Path, batch: Rollouts) -> None:
     """The same write with other codecs than the store's."""
-    ours = storage.arrays.COMPRESSORS
+    ours = storage.arrays.compressors
     for name, codec in CODECS.items():
-        storage.arrays.COMPRESSORS = codec
+        storage.arrays.compressors = lambda codec=codec: codec
         codec_times: Times = {}
         sizes[f"store write+commit, {name}"] = run_store(codec_times, folder / name, batch)
         for step in ("write+commit", "read"):
             times.setdefault(f"store {step}, {name}", []).append(codec_times[f"store {step}"][-1])
         shutil.rmtree(folder / name)
-    storage.arrays.COMPRESSORS = ours
+    storage.arrays.compressors = ours
 
 
 def run_round(times: Times, sizes: dict[str, int], folder: Path, batch: Rollouts, first: int) -> None:

@@ -1,31 +1,29 @@
 """One column to and from the files of one Zarr array.
 
 Zarr encodes into memory and the files are written by `storage.atomic`, flushed together: a store that
-writes chunk by chunk would have to open every file a second time to flush it.
+writes chunk by chunk would have to open every file a second time to flush it. It is imported late: what only
+lists a run needs none of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.storage import MemoryStore
 
 from pipeline.rollouts import Array
 from storage.errors import StorageError
 from storage.locations import Location
 from storage.records import ArrayRecord, ColumnKind
 
+if TYPE_CHECKING:
+    import zarr
+
 MAX_CHUNK_ELEMENTS = 16 * 1024 * 1024
 DIMENSIONS: dict[ColumnKind, str] = {"token": "tokens", "sample": "samples", "offsets": "offsets"}
-# Byte shuffle and LZ4: half of zstd-3's time for a whole write at the same bytes on the disk, and no slower
-# than no compression (benchmarks/rollout_store.py). The checksum shows a plain zarr reader a flipped bit too.
-COMPRESSORS = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec())
 # What zarr and numcodecs raise for bytes that they cannot decode.
 DECODE_ERRORS = (ValueError, TypeError, KeyError, RuntimeError, OSError)
 
@@ -90,14 +88,25 @@ def _check_storable(name: str, column: Array) -> None:
             raise StorageError(f"column {name!r} row {row} holds text that UTF-8 cannot: {error}") from error
 
 
+def compressors() -> tuple[Any, ...]:
+    """Byte shuffle and LZ4: half of zstd-3's time for a whole write at the same bytes on the disk, and no slower
+    than no compression (benchmarks/rollout_store.py). The checksum shows a plain zarr reader a flipped bit too."""
+    from zarr.codecs import BloscCodec, Crc32cCodec
+
+    return BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec()
+
+
 def _encode(column: Array, dimension: str, attributes: Mapping[str, Any]) -> dict[str, bytes]:
+    import zarr
+    from zarr.storage import MemoryStore
+
     memory: dict[str, Any] = {}
     array = zarr.create_array(
         MemoryStore(memory),
         shape=column.shape,
         dtype="str" if is_text(column) else column.dtype,
         chunks=(min(max(len(column), 1), MAX_CHUNK_ELEMENTS),),
-        compressors=COMPRESSORS,
+        compressors=compressors(),
         dimension_names=(dimension,),
         attributes=dict(attributes),
         # A chunk of zeros is written like any other, so that a missing file is always a fault.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import zarr
-from zarr.storage import ObjectStore
+from typing import TYPE_CHECKING, Any
 
 from pipeline.rollouts import Array, Rollouts
 from storage.arrays import DECODE_ERRORS, array_name, encode_column, read_column
@@ -16,6 +13,9 @@ from storage.errors import StorageError
 from storage.locations import Location
 from storage.object_path import ObjectPath
 from storage.records import ArrayRecord, ColumnKind
+
+if TYPE_CHECKING:
+    import zarr
 
 IO_THREADS = 8
 
@@ -78,6 +78,9 @@ def _read_arrays(folder: Location, records: Sequence[ArrayRecord], *, verify: bo
 
 
 def _open(folder: Location) -> zarr.Group:
+    import zarr  # late, as in storage.arrays
+    from zarr.storage import ObjectStore
+
     if not isinstance(folder, ObjectPath):
         return zarr.open_group(folder, mode="r")
     return zarr.open_group(ObjectStore(folder.store, read_only=True), path=folder.key, mode="r")

@@ -19,6 +19,8 @@ def jsonable(value: Any) -> Any:
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+        return value.tolist()
     if isinstance(value, np.generic | np.ndarray):
         return jsonable(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value

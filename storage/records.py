@@ -90,6 +90,8 @@ class StageRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        known = {entry.name for entry in fields(cls)}
-        values = {name: value for name, value in document.items() if name in known}
+        values = {name: value for name, value in document.items() if name in _STAGE_FIELDS}
         return cls(**{**values, "arrays": tuple(ArrayRecord.from_json(a) for a in document["arrays"])})
+
+
+_STAGE_FIELDS = frozenset(entry.name for entry in fields(StageRecord))

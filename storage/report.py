@@ -125,11 +125,10 @@ def _samples(store: RolloutStore, iteration: int, texts: TokenTexts, count: int)
     if "token_ids" not in known:
         return []
     numbers = [n for n in known if n in ("reward", "length", "finish_reason") or n.startswith("reward/")]
-    outline = load_samples(store, iteration, [n for n in (*numbers, "prompt_length") if n in known])
-    rows = pick(outline.sample("reward") if "reward" in known else None, len(outline), count, seed=iteration)
     heat = [name for name in HEAT_COLUMNS if name in known]
-    names = dict.fromkeys([*numbers, "token_ids", *heat, *(n for n in TEXTS if n in known)])
+    names = dict.fromkeys([*numbers, "token_ids", *heat, *(n for n in (*TEXTS, "prompt_length") if n in known)])
     samples = load_samples(store, iteration, list(names))
+    rows = pick(samples.sample("reward") if "reward" in known else None, len(samples), count, seed=iteration)
     return [_sample(samples, row, why, numbers, heat, texts) for row, why in rows.items()]
 
 
@@ -162,7 +161,7 @@ def _sample(
         "prompt": prompt[:MAX_CHARACTERS],
         "text": _response(samples, row, pieces),
         "tokens": pieces,
-        "columns": {name: jsonable(_rounded(samples.token(name)[kept])) for name in heat},
+        "columns": {name: _rounded(samples.token(name)[kept]) for name in heat},
         "cut": ", ".join(cut),
     }
 
@@ -172,10 +171,16 @@ def _response(samples: Samples, row: int, pieces: Sequence[str]) -> str:
     return text[: MAX_TOKENS * 8]
 
 
-def _rounded(values: Array) -> list[float]:
-    """Four digits: a colour needs no more."""
-    rounded: list[float] = [float(f"{value:.4g}") for value in values.tolist()]
-    return rounded
+def _rounded(values: Array) -> list[float | None]:
+    """Four digits, since a colour needs no more; None for what is not finite, as JSON has no such number."""
+    exact = values.astype(np.float64)
+    finite = np.isfinite(exact)
+    sizes = np.abs(np.where(finite & (exact != 0), exact, 1.0))
+    digits = (3 - np.floor(np.log10(sizes))).astype(int)
+    # Dividing by a power of ten gives the number that is written shortest; multiplying by its inverse does not.
+    power = 10.0 ** np.abs(digits)
+    rounded = np.where(digits >= 0, np.round(exact * power) / power, np.round(exact / power) * power)
+    return [value if known else None for value, known in zip(rounded.tolist(), finite.tolist(), strict=True)]
 
 
 def _scales(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:

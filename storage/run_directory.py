@@ -16,16 +16,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError, shown
-from configs.loader import from_resolved
-from configs.schema import RunConfig
-from configs.yaml_text import dump_yaml
 from storage.atomic import atomic_write, claim_folder, fsync_path, make_folder, remove_tree, writing
 from storage.errors import StorageError
 from storage.locations import Location, is_there, local_side, location, pointed_to
 from storage.object_path import ObjectPath
 from storage.run_lock import exclusive
+
+if TYPE_CHECKING:
+    from configs.schema import RunConfig
 
 FOLDERS = ("rollouts", "checkpoints", "logs", "exports", "plots")
 LATEST = "latest"
@@ -54,6 +55,8 @@ class RunDirectory:
         suffix: ends the folder's name, after another dash; `find` knows the run by it.
         Raises StorageError when the disk refuses.
         """
+        from configs.yaml_text import dump_yaml
+
         parent = location(parent)
         folder_name = f"{config.name}-{now():%Y%m%d-%H%M%S}" + ("" if suffix is None else f"-{suffix}")
         with writing(parent):
@@ -127,6 +130,8 @@ class RunDirectory:
 
     def config(self) -> RunConfig:
         """The resolved configuration; raises StorageError when it does not fit this program."""
+        from configs.loader import from_resolved  # late: a run is listed without its configuration
+
         try:
             return from_resolved(self.config_json)
         except ConfigError as error:

@@ -47,12 +47,23 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
         "error": said.error if said else None,
         "iterations": {"done": done, "total": total},
         "seconds_per_iteration": seconds,
-        "expected_end": now + (total - done) * seconds if going_on and seconds is not None else None,
+        "expected_end": _expected_end(said, lines, total - done, seconds, now) if going_on else None,
         "last_change": said.updated_at if said else None,
         "ranks": _ranks(said, now, going_on=going_on),
         "last_iterations": [{**line, "headline": headline(line)} for line in lines[-LAST:]],
     }
     return Answer(document=finite(document), show=lambda console: _show(console, document, now))
+
+
+def _expected_end(
+    said: RunStatus | None, lines: list[Metrics], left: int, seconds: float | None, now: float
+) -> float | None:
+    """From the last iteration's end, or from this execution's start where that came later; never in the past."""
+    if seconds is None:
+        return None
+    ends = [float(line["ended_at"]) for line in lines[-1:] if isinstance(line.get("ended_at"), int | float)]
+    last = max([*ends, said.started_at if said else 0.0])
+    return max(now, last + left * seconds)
 
 
 def _state(said: RunStatus | None, is_locked: bool) -> str:

@@ -15,7 +15,7 @@ from storage.timeline import append_spans
 from tests.bombs import bomb
 from tests.flows.stored_run import stored_run
 from tests.flows.test_cli import Capture
-from tests.flows.test_status import spans
+from tests.flows.test_status import running, spans
 
 COMMANDS = (
     ["rollouts", "ls", "RUN"],
@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     for iteration in (0, 1):
         MetricsLog(run.metrics).append(iteration, {"reward_mean": 0.5, "ended_at": 1.0 + iteration})
         append_spans(run.path, spans(iteration, 10.0 * iteration))
+    running(run, now=100.0)
     return run
 
 
@@ -88,12 +89,38 @@ def test_no_damage_to_rollouts_gives_a_traceback_or_a_wrong_number(
     assert refused > ROUNDS // 5
 
 
+def test_damage_to_checkpoints_never_lists_or_exports_what_was_not_saved(
+    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, draw = stored_run(tmp_path, iterations=1), random.Random(7)
+    listed = answer(["checkpoints", "ls", "RUN"], run, tmp_path / "out", capsys)[1]
+    export = ["checkpoints", "export", "RUN", str(tmp_path / "exported"), "--step", "2"]
+    passed_over = 0
+    for path in sorted(path for path in run.checkpoints.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        for _ in range(12):
+            changed = damage(data, draw)
+            path.unlink() if changed is None else path.write_bytes(changed)
+            caplog.clear()
+            code, out, _ = answer(["checkpoints", "ls", "RUN"], run, tmp_path / "out", capsys)
+            assert code == 0 and (out == listed or json.loads(out)["checkpoints"] == [])
+            if out != listed:
+                assert f"checkpoint passed over: {path}" in caplog.text
+                passed_over += 1
+            code, _, err = answer(export, run, tmp_path / "out", capsys)
+            assert code == 2 and "Traceback" not in err
+            assert path.name == "manifest.json" or changed == data or str(path) in err, err
+            path.write_bytes(data)
+    assert passed_over > 6
+
+
 def test_damage_to_logs_is_one_line(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:
     draw = random.Random(6)
     cases = {
         run.metrics: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
         run.path / "timeline.jsonl": (["timeline", "RUN"],),
         run.config_json: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
+        run.path / "status.json": (["status", "RUN"],),
     }
     for path, commands in cases.items():
         data = path.read_bytes()
