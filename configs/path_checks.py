@@ -85,6 +85,8 @@ def looks_local(path: str) -> bool:
 
 def _checkpoint_problems(key: str, path: str, config: RunConfig) -> Iterator[str]:
     run = parse_checkpoint(path).run
+    if is_url(run) or is_url(config.output):
+        return  # looked for when the model is loaded: asking an object store is not for a check of the configuration
     candidates = [user_path(run), Path(config.output) / run]
     named = Path(config.output).glob(f"{glob.escape(run)}*/config.json") if run and "/" not in run else ()
     if not run or not (any(is_there(place / "config.json") for place in candidates) or any(named)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from flows.commands.tables import number, print_table, shorten
 from flows.commands.tokenizers import tokenizer_folders
 from pipeline.dropping import MARKERS, without_dropped
 from pipeline.rollouts import Array, Rollouts
+from storage.columns import IO_THREADS
 from storage.locations import Location
 from storage.records import ArrayRecord, StageRecord
 from storage.rollout_store import RolloutStore
@@ -31,7 +33,9 @@ def ls(name_or_path: str, runs: Location | str) -> Answer:
     """Iterations with their committed stages, rows, tokens and mean reward."""
     run = RunDirectory.resolve(name_or_path, runs)
     store = RolloutStore(run.rollouts)
-    iterations = [found for iteration in store.names() if (found := _iteration(store, iteration))["stages"]]
+    with ThreadPoolExecutor(IO_THREADS) as pool:  # an object store's answers are waited for together
+        found = list(pool.map(lambda iteration: _iteration(store, iteration), store.names()))
+    iterations = [entry for entry in found if entry["stages"]]
     document = {"run": str(run.path), "iterations": iterations}
     return Answer(document=finite(document), show=lambda console: _show_iterations(console, run, iterations))
 

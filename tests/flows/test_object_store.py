@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from configs.checks import config_problems
+from configs.loader import apply_overrides
 from configs.yaml_text import dump_yaml
 from flows.cli import main
 from flows.prefect_server import LocalPrefectServer
@@ -22,6 +24,7 @@ from storage.run_directory import RunDirectory
 from tests.flows.test_resume import COMMAND, environment, finish
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.s3 import BUCKET
+from workers.role_sources import load_role_model
 
 OUTPUT = ObjectPath(BUCKET, "team a")
 
@@ -68,10 +71,9 @@ def test_a_run_in_an_object_store(
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_yaml(config.model_dump(mode="json", exclude_unset=True)))
     run = killed_after_a_checkpoint(file)
-    generated = RolloutStore(run.rollouts).stages(1).get("actor.generate_sequences")
+    generated = RolloutStore(run.rollouts).stages(1)["actor.generate_sequences"]
     finish("resume", str(run.path))
-    if generated is not None:
-        assert RolloutStore(run.rollouts).stages(1)["actor.generate_sequences"] == generated
+    assert RolloutStore(run.rollouts).stages(1)["actor.generate_sequences"] == generated, "generated once"
     assert (run.logs / "controller.log").is_file(), "logs stay on the machine"
 
     elsewhere = tmp_path / "elsewhere"
@@ -93,6 +95,8 @@ def test_a_run_in_an_object_store(
     assert [entry["step"] for entry in answer(capsys, "checkpoints", "ls", url)["checkpoints"]] == [3]
     answer(capsys, "checkpoints", "export", url, "exported", "--role", "critic")
     assert Path("exported/model.safetensors").is_file() and Path("exported/tokenizer.json").is_file()
+    config = apply_overrides(config, [f"actor.path=checkpoint:{url}@3/actor"])
+    assert not any(config_problems(config)) and load_role_model("actor", config).num_parameters() > 0
     answer(capsys, "report", url, "--output", "report.html")
     assert "tiny-" in Path("report.html").read_text()
     assert answer(capsys, "timeline", url, "--output", "plots")["spans"]

@@ -55,6 +55,12 @@ def commit_generate(root: Location, iteration: int = 0, attempt: str = "1") -> N
     store.commit(iteration, manifest, kind="column", arguments={}, metrics={})
 
 
+def commit_one_column(root: Location, attempt: str = "1") -> None:
+    store = RolloutStore(root)
+    batch = small_batch(0).only(["token_ids"])
+    store.commit(0, store.write(0, "generate", batch, new_rows=True, attempt=attempt))
+
+
 def commit_cost(root: Location, iteration: int = 0, attempt: str = "1") -> None:
     store = RolloutStore(root)
     scores = scores_for(small_batch(iteration), iteration)
@@ -89,6 +95,7 @@ def save_two(root: Location) -> None:
 SCENARIOS: dict[str, tuple[Callable[[Location], None], Callable[[Location], None]]] = {
     "first_stage": (lambda root: None, commit_generate),
     "next_stage": (commit_generate, commit_cost),
+    "one_column": (lambda root: None, commit_one_column),
     "checkpoint": (
         save_two,
         lambda root: save_checkpoint(root, 3, 3),
