@@ -21,7 +21,7 @@ from storage.checkpoints import CheckpointStore
 from storage.object_path import ObjectPath
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
-from tests.flows.test_resume import COMMAND, environment, finish
+from tests.flows.test_resume import COMMAND, environment
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.s3 import BUCKET
 from workers.role_sources import load_role_model
@@ -63,6 +63,7 @@ def test_a_run_in_an_object_store(
 ) -> None:
     config = ppo_config(
         write_inputs(tmp_path),
+        algorithm="grpo",
         training={"num_iterations": 3},
         resources={"num_ranks": 1},
         checkpoint={"every": 1, "keep_last": 1},
@@ -72,7 +73,7 @@ def test_a_run_in_an_object_store(
     file.write_text(dump_yaml(config.model_dump(mode="json", exclude_unset=True)))
     run = killed_after_a_checkpoint(file)
     generated = RolloutStore(run.rollouts).stages(1)["actor.generate_sequences"]
-    finish("resume", str(run.path))
+    assert answer(capsys, "resume", str(run.path))["status"] == "completed"
     assert RolloutStore(run.rollouts).stages(1)["actor.generate_sequences"] == generated, "generated once"
     assert (run.logs / "controller.log").is_file(), "logs stay on the machine"
 
@@ -93,7 +94,7 @@ def test_a_run_in_an_object_store(
     answer(capsys, "rollouts", "export", url, "rollouts.jsonl")
     assert len(Path("rollouts.jsonl").read_text().splitlines()) == 12
     assert [entry["step"] for entry in answer(capsys, "checkpoints", "ls", url)["checkpoints"]] == [3]
-    answer(capsys, "checkpoints", "export", url, "exported", "--role", "critic")
+    answer(capsys, "checkpoints", "export", url, "exported", "--dtype", "bfloat16")
     assert Path("exported/model.safetensors").is_file() and Path("exported/tokenizer.json").is_file()
     config = apply_overrides(config, [f"actor.path=checkpoint:{url}@3/actor"])
     assert not any(config_problems(config)) and load_role_model("actor", config).num_parameters() > 0
