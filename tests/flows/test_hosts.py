@@ -53,7 +53,7 @@ class Cluster:
     listening: Listening
 
     def config(self, **changes: Any) -> RunConfig:
-        cluster = {"scheduler": self.scheduler, "tls": self.tls, "start_timeout_s": 60, **changes.pop("cluster", {})}
+        cluster = {"scheduler": self.scheduler, "tls": self.tls, **changes.pop("cluster", {})}
         return ppo_config(self.inputs, cluster=cluster, **changes)
 
 
@@ -72,7 +72,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalPrefe
         stack.callback(_end, processes)
         arguments = ["--protocol=tls", f"--host={hosts[0].address}", f"--port={scheduler.rpartition(':')[2]}"]
         processes.append(_started(folder, hosts[0], "scheduler", *arguments, *everywhere))
-        rank = ["--nthreads=1", "--memory-limit=0", "--resources=rank=1", "--preload=workers.preload", *everywhere]
+        rank = ["--nthreads=1", "--memory-limit=0", "--resources=rank=1", *everywhere]
         for number, host in enumerate(hosts):
             arguments = [scheduler, f"--host={host.address}", f"--name={number}", *rank]
             processes.append(_started(folder, host, "worker", *arguments))
@@ -83,7 +83,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalPrefe
 
 def _started(folder: Path, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
     command = host.command([sys.executable, "-m", "dask", *arguments])
-    environment = {**os.environ, VARIABLE: CANARY, "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, VARIABLE: CANARY, "DASK_DISTRIBUTED__WORKER__PRELOAD": "workers.preload"}
     with (folder / f"{arguments[0]}.log").open("ab") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
