@@ -16,6 +16,9 @@ from workers.attach import attached
 from workers.places import RESOURCE
 from workers.tls import security
 
+NO_DASHBOARD = "127.0.0.1:0"
+"""Dask serves its health and metrics all the same."""
+
 
 def local_settings(threads_per_rank: int) -> dict[str, object]:
     """Dask settings of a local cluster: processes that live as long as the run."""
@@ -64,7 +67,8 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
                 memory_limit=0,
                 host=cluster.host,
                 scheduler_port=cluster.port,
-                dashboard_address=cluster.dashboard,
+                dashboard_address=cluster.dashboard or NO_DASHBOARD,
+                scheduler_kwargs={"dashboard": cluster.dashboard is not None},
                 protocol="tcp://" if found is None else "tls://",
                 security=found,
                 resources={RESOURCE: 1},
