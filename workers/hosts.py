@@ -99,7 +99,7 @@ def differences(worker: str, theirs: HostReport, question: Question, *, output: 
     if not theirs.sees_probe:
         yield (
             f"output: worker {worker} does not see the run directory in {output}; name a folder that all hosts "
-            "share under the same path"
+            "share under the same path, or an object store (s3://)"
         )
     for key in theirs.missing:
         yield (
