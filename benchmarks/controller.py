@@ -79,7 +79,7 @@ def busy(intervals: list[tuple[float, float]], start: float, end: float) -> floa
 
 @asynccontextmanager
 async def cluster(num_workers: int) -> AsyncIterator[Client]:
-    settings = {**local_settings(1), "distributed.worker.preload": []}
+    settings = {**local_settings(1, device="cpu"), "distributed.worker.preload": []}
     with dask.config.set(settings):
         async with (
             LocalCluster(

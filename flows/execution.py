@@ -248,8 +248,9 @@ class RunExecution:
             await models.actor.evaluate(prompts, step=step)
 
     async def save_checkpoint(self, controller: Controller, step: int) -> None:
-        """Everything committed, then the weights, then the marker: a checkpoint is whole or absent."""
+        """Everything committed and logged, then the weights, then the marker: a checkpoint is whole or absent."""
         await controller.settle()
+        await self.reporter.logged()
         self.recoveries.started(f"checkpoint[{step}]")
         state = {"iteration": step, "seed": self.config.seed, **controller.coefficients.state}
         with self.recorder.checkpoint(step, controller.ranks):

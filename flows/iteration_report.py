@@ -50,6 +50,7 @@ class IterationReporter:
     def __init__(self, *, directory: RunDirectory, config: RunConfig, view: LiveView) -> None:
         self._directory, self._config, self._view = directory, config, view
         self._sinks = MetricsSinks(directory, config)
+        self._logging: asyncio.Task[bool] | None = None
         self._last: asyncio.Task[None] | None = None
 
     def publish(
@@ -66,25 +67,45 @@ class IterationReporter:
         for warning in warnings:
             logger.warning("iteration %d: %s", iteration + 1, warning)
             self._view.note(f"iteration {iteration + 1}: {warning}")
-        self._last = asyncio.create_task(self._publish(self._last, iteration, metrics, outcomes, warnings, committed))
+        logged = self._logging = asyncio.create_task(self._log(self._logging, iteration, metrics, committed))
+        self._last = asyncio.create_task(self._publish(self._last, logged, iteration, metrics, outcomes, warnings))
 
-    async def _publish(
+    async def logged(self) -> None:
+        """Wait until the metrics of what was published are on the disk; a checkpoint after them does not outlive them.
+
+        Raises StorageError where the disk refuses.
+        """
+        if self._logging is not None:
+            await self._logging
+
+    async def _log(
         self,
-        before: asyncio.Task[None] | None,
+        before: asyncio.Task[bool] | None,
         iteration: int,
         metrics: Mapping[str, Any],
-        outcomes: Mapping[str, StageOutcome],
-        warnings: Sequence[str],
         committed: asyncio.Task[None] | None,
-    ) -> None:
+    ) -> bool:
         if before is not None:
             await before
         if committed is not None:
             await asyncio.wait({committed})
             if committed.cancelled() or committed.exception() is not None:
-                return  # the committer raises it; an iteration that is not committed is not reported
+                return False  # the committer raises it; an iteration that is not committed is not reported
         await asyncio.to_thread(self._sinks.log, iteration, metrics)
-        if self._config.logging.artifacts:
+        return True
+
+    async def _publish(
+        self,
+        before: asyncio.Task[None] | None,
+        logged: asyncio.Task[bool],
+        iteration: int,
+        metrics: Mapping[str, Any],
+        outcomes: Mapping[str, StageOutcome],
+        warnings: Sequence[str],
+    ) -> None:
+        if before is not None:
+            await before
+        if await logged and self._config.logging.artifacts:
             seconds = {stage: outcome.seconds for stage, outcome in outcomes.items() if not outcome.from_store}
             best, worst = await asyncio.to_thread(self._extremes, iteration, outcomes)
             name, run = self._config.name, self._directory.path.name

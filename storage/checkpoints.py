@@ -92,7 +92,7 @@ class CheckpointStore:
             atomic_write(aside / MANIFEST, _manifest(step, state, files))
             fsync_tree(aside)
             self._rename(aside, final)
-        self._retain()
+            self._retain()
         return Checkpoint(step=step, path=final, state=_read_manifest(final)["state"], files=files)
 
     def committed(self) -> list[Checkpoint]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from storage.atomic import fsync_path
 from storage.locations import Location
 from storage.object_path import THREADS, ObjectPath
 
@@ -15,11 +16,20 @@ PART_BYTES = 1024 * 1024
 """From this size on the next lines begin a part of their own: what an append sends stays bounded."""
 
 
-def append_text(path: Location, text: str) -> None:
-    """Add lines at the end; on a file system they reach the operating system, not the disk. One writer at a time."""
+def append_text(path: Location, text: str, *, flushed: bool = False) -> None:
+    """Add lines at the end. One writer at a time.
+
+    flushed: they are on the disk on return; otherwise, on a file system, the operating system has them.
+    """
     if not isinstance(path, ObjectPath):
+        is_new = not path.exists()
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            if flushed:
+                os.fsync(file.fileno())
+        if flushed and is_new:
+            fsync_path(path.parent)
         return
     parts = _parts(path)
     last = parts[-1] if parts else path

@@ -1,7 +1,7 @@
 """metrics.jsonl: one line of numbers per iteration, the run's record for plots and people.
 
-A line is flushed to the operating system, not to the disk: the store is the truth, and what a power cut
-takes is logged again when the iteration is resumed.
+A line is on the disk before the checkpoint of its iteration is: what a kill or a power cut takes belongs to an
+iteration that a resume goes through again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class MetricsLog:
 
     def __init__(self, path: Location) -> None:
         self.path = path
-        drop_torn_line(self.path)
+        with writing(self.path):
+            drop_torn_line(self.path)
         self._iterations = {int(line["iteration"]) for line in read_metrics(self.path) if "iteration" in line}
 
     @property
@@ -47,7 +48,7 @@ class MetricsLog:
         with writing(self.path):
             # A disk that was full may have left half of the line before.
             drop_torn_line(self.path)
-            append_text(self.path, line + "\n")
+            append_text(self.path, line + "\n", flushed=True)
         self._iterations.add(iteration)
         return True
 

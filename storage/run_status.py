@@ -96,10 +96,15 @@ def write_status(run_dir: Location, status: RunStatus) -> None:
 
 
 def read_status(run_dir: Location) -> RunStatus | None:
-    """What the controller last said; None for a run that never started. Raises StorageError for a damaged file."""
+    """What the controller last said; None for a run that never started, or whose file a power cut has emptied.
+
+    Raises StorageError for a damaged file.
+    """
     path = run_dir / FILE
     try:
-        document = json.loads(path.read_bytes())
+        if not (data := path.read_bytes()):
+            return None
+        document = json.loads(data)
         ranks = tuple(PlacedRank(**{**rank, "roles": tuple(rank["roles"])}) for rank in document.pop("ranks"))
         stages = tuple(ActiveStage(**{**stage, "ranks": tuple(stage["ranks"])}) for stage in document.pop("stages"))
         return RunStatus(**document, ranks=ranks, stages=stages)

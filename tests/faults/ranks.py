@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.stages import StageKey
+from storage.rollout_store import RolloutStore
+from storage.run_status import read_status
 from workers.envelope import Envelope
 from workers.rank_actor import RankActor, StageRequest
 from workers.rank_context import RankContext
@@ -71,6 +73,21 @@ class FaultyRank(RankActor):
 
         optimizer.step = struck
 
+    def wait_for_the_generation_before(self) -> None:
+        """Until it is committed (beside this stage): from then on it must not be repeated."""
+        assert self._spec is not None
+        store = RolloutStore(Path(self._spec.run_dir) / "rollouts")
+        while "actor.generate_sequences" not in store.stages(max(store.iterations())):
+            time.sleep(0.01)
+
+    @property
+    def controller(self) -> int:
+        """Its process, which holds the Dask scheduler of a local cluster, too."""
+        assert self._spec is not None
+        status = read_status(Path(self._spec.run_dir))
+        assert status is not None
+        return status.pid
+
     def is_planned(self, stage: str, at: str) -> bool:
         assert self._spec is not None
         plan = json.loads((self.folder / PLAN).read_text()) if (self.folder / PLAN).exists() else {}
@@ -80,14 +97,16 @@ class FaultyRank(RankActor):
     def strike(self, stage: str, at: str) -> None:
         if not self.is_planned(stage, at):
             return
+        if at in ("end", "step"):
+            self.wait_for_the_generation_before()
         fault = json.loads((self.folder / PLAN).read_text())["fault"]
         (self.folder / FIRED).write_text(str(time.time()))
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == "hang":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault == "controller":  # its process holds the Dask scheduler, too
-            os.kill(os.getppid(), signal.SIGKILL)
+        elif fault == "controller":
+            os.kill(self.controller, signal.SIGKILL)
             time.sleep(60)  # nothing comes between the kill and the end of this process
         elif fault == "engine":
             assert self._context is not None

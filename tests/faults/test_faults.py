@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from tests.faults.cases import NUM_ITERATIONS, POINTS, Case, Struck, strike_all
 from tests.flows.tiny_runs import final_weights
@@ -21,12 +22,13 @@ IN_EVERY_SUITE = {"kill-update", "hang-prepare", "controller-commit", "reward-pr
 CASES = [Case(fault=fault, stage=stage) for fault in ("kill", "hang", "controller") for stage in POINTS]
 CASES.append(Case(fault="reward", stage="prepare"))
 LOST_IN = {
-    "generate": "actor.generate_sequences[1]",
-    "prepare": "critic.compute_values[1]",
-    "update": "critic.update_critic[2]",
-    "commit": "the commit of actor.generate_sequences[1]",
-    "checkpoint": "save_checkpoint",
+    "generate": ("actor.generate_sequences[1]",),
+    "prepare": ("critic.compute_values[1]",),
+    "update": ("critic.update_critic[2]",),
+    "commit": ("the commit of actor.generate_sequences[1]", "critic.compute_values[1]"),
+    "checkpoint": ("save_checkpoint",),
 }
+"""What notices it: a commit goes on beside the next stage."""
 
 
 def parameters() -> list[object]:
@@ -67,6 +69,7 @@ def test_a_fault_changes_nothing(
     assert_same_weights(ours.run_dir, undisturbed.run_dir, tmp_path)
     assert_same_samples(ours.run_dir, undisturbed.run_dir)
     assert_nothing_generated_twice(case, ours)
+    assert [line["iteration"] for line in read_metrics(ours.run_dir / "metrics.jsonl")] == list(range(NUM_ITERATIONS))
     if case.fault in ("kill", "hang"):
         assert_one_line_says_it(case, ours.summary.recoveries)
 
@@ -97,7 +100,8 @@ def assert_one_line_says_it(case: Case, recoveries: list[dict[str, Any]]) -> Non
     (recovery,) = recoveries
     rank = POINTS[case.stage][2]
     how = "lost" if case.fault == "kill" else "silent for 6 s"
-    assert recovery["sentence"].startswith(f"rank {rank} was {how} in {LOST_IN[case.stage]}"), recovery
+    expected = tuple(f"rank {rank} was {how} in {place}" for place in LOST_IN[case.stage])
+    assert recovery["sentence"].startswith(expected), recovery
     origin = "checkpoint 2" if case.stage == "update" else "the initial weights"
     assert f"; recovered from {origin}, " in recovery["sentence"]
     assert "\n" not in recovery["sentence"]

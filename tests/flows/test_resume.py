@@ -90,9 +90,9 @@ def wait_for_commits(process: subprocess.Popen[bytes], parent: Path, commits: in
 
 
 def worker_of(controller: int) -> int:
-    """A Dask worker process of the run (which names itself where setproctitle is installed): the second rank."""
-    children = {p: " ".join(p.cmdline()) for p in psutil.Process(controller).children()}
-    workers = [p for p, line in children.items() if "spawn_main" in line or line.startswith("dask worker")]
+    """The process of a rank of the run: a fork of the controller's fork server."""
+    (server,) = [p for p in psutil.Process(controller).children() if "forkserver" in " ".join(p.cmdline())]
+    workers = server.children()
     assert len(workers) == 2
     return workers[-1].pid
 

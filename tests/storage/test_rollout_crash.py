@@ -1,4 +1,5 @@
-"""Killed at any point, the store shows a stage whole or not at all, and goes on."""
+"""Killed at any moment, the store shows a stage whole or not at all; tests/storage/test_stopped_at_every_write.py
+has each write in turn."""
 
 from __future__ import annotations
 
@@ -13,11 +14,7 @@ import pytest
 
 from storage.rollout_store import RolloutStore
 from tests.storage.batches import assert_same, scores_for
-from tests.storage.crash import commit_cost, commit_generate, small_batch
-
-
-def crash(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.storage.crash", *arguments]
+from tests.storage.crash import commit_generate, small_batch
 
 
 def check_iteration(store: RolloutStore, iteration: int) -> set[str]:
@@ -30,32 +27,13 @@ def check_iteration(store: RolloutStore, iteration: int) -> set[str]:
     return stages
 
 
-@pytest.mark.parametrize("scenario", ["first_stage", "next_stage"])
-def test_killed_before_each_file_operation(tmp_path: Path, scenario: str) -> None:
-    done = subprocess.run(crash("steps", scenario, str(tmp_path)), capture_output=True, text=True, check=True)
-    num_steps = int(done.stdout)
-    assert num_steps > 20
-    seen = []
-    for step in range(1, num_steps + 1):
-        store = RolloutStore(tmp_path / str(step))
-        stages = check_iteration(store, 0)
-        seen.append("cost" in stages if scenario == "next_stage" else "generate" in stages)
-        if "generate" not in stages:
-            commit_generate(store.root, attempt="2")
-        if "update_actor" not in stages:
-            commit_cost(store.root, attempt="2")
-        assert check_iteration(store, 0) == {"generate", "cost", "update_actor"}
-    # Absent up to one operation, there from it on: that operation is the commit.
-    assert seen == sorted(seen)
-    assert {False, True} == set(seen)
-
-
 def test_killed_at_random_moments_of_a_run(tmp_path: Path) -> None:
     draw = random.Random(5)
     store = RolloutStore(tmp_path)
     reached = []
+    command = [sys.executable, "-m", "tests.storage.crash", str(tmp_path)]
     for _ in range(5):
-        with subprocess.Popen(crash("loop", str(tmp_path)), stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             time.sleep(draw.uniform(0.05, 0.6))
