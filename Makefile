@@ -13,9 +13,9 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test lint types imports
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-# Every fault in every stage of a run; `make test` has each fault once.
+# Every fault in every stage of a run, and at moments drawn by a seed; `make test` has each fault once.
 test-faults: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/faults -m "faults or not faults"
+	$(BIN)/python -m pytest tests/faults tests/flows/test_resume.py -m "faults or not faults"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -31,4 +32,5 @@ class LogFile(logging.FileHandler):
     def _report(self, error: OSError) -> None:
         if not self._refused:
             self._refused = True
-            print(f"{self.baseFilename}: {error.strerror or error}; the log is incomplete", file=sys.stderr)
+            with suppress(OSError):  # stderr may be a file on the same disk
+                print(f"{self.baseFilename}: {error.strerror or error}; the log is incomplete", file=sys.stderr)

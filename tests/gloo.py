@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "workers.role_model"]
+from workers.cluster import PRELOADED
 
 
 def run_ranks(
@@ -29,7 +29,7 @@ def run_ranks(
     nccl with the GPU of the rank's number.
     Raises RuntimeError with the rank's traceback when a rank fails, TimeoutError when one hangs.
     """
-    multiprocessing.set_forkserver_preload(PRELOAD)
+    multiprocessing.set_forkserver_preload(PRELOADED)  # one server for these and for Dask's workers
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")

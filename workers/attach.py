@@ -47,6 +47,21 @@ async def attached(config: RunConfig, num_workers: int) -> AsyncIterator[Client]
         yield client
 
 
+async def check_scheduler(client: Client, config: RunConfig, run_dir: Path) -> None:
+    """Raises UserError when the scheduler is gone: workers end with it, and only its owner starts it again."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            if client.status == "running":
+                await client.scheduler.identity()
+                return
+    except OSError:  # TimeoutError too
+        pass
+    raise UserError(
+        f"cluster.scheduler={config.cluster.scheduler} is gone; what is committed is kept: "
+        f"start it and its workers again, then: hybridflow resume {run_dir}"
+    )
+
+
 async def _answering(address: str, context: ssl.SSLContext | None, place: str, timeout_s: float) -> None:
     """Wait until the scheduler says its first byte, and say what is wrong if it never does."""
     host, port = host_of(address), int(address.rpartition(":")[2])

@@ -22,6 +22,8 @@ from workers.tls import security
 
 NO_DASHBOARD = "127.0.0.1:0"
 """Dask serves its health and metrics all the same."""
+PRELOADED = ["distributed", "workers.preload"]
+"""What worker processes find imported where they are forked."""
 
 
 def start_method(device: str) -> str:
@@ -77,7 +79,7 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     settings = local_settings(config.resources.threads_per_rank, device=config.resources.device)
     with dask.config.set(settings), _environment_restored():
         distributed.utils._forkserver_preload_set = True  # what Dask would import first takes a second here, too
-        multiprocessing.set_forkserver_preload(["distributed", "workers.preload"])
+        multiprocessing.set_forkserver_preload(PRELOADED)
         async with (
             LocalCluster(
                 n_workers=num_workers,

@@ -24,6 +24,7 @@ from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
 from storage.locations import Location
 from workers.answers import Rank, answers_of, names
+from workers.attach import check_scheduler
 from workers.cluster import kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
 from workers.network import refuse_spread_engines
@@ -180,8 +181,9 @@ class Ranks:
     async def restart(self) -> None:
         """Kill every worker process of the run and build the ranks again, one incarnation later.
 
-        Raises RanksLost when that fails, too.
+        Raises RanksLost when that fails, too, and UserError where the cluster's scheduler is gone.
         """
+        await check_scheduler(self.client, self.config, self.run_dir)
         self._placed |= {rank.address for pool in self.pools.values() for rank in pool.ranks}
         self.pools.clear()
         try:

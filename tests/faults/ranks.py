@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import threading
 import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pipeline.stages import StageKey
 from storage.rollout_store import RolloutStore
@@ -25,11 +29,13 @@ from workers.stage_output import StageOutput
 from workers.stage_registry import StageMethod
 
 PLAN, FIRED, EXECUTED = "fault.json", "fault.fired", "executed"
+INTO_BATCH_S = 0.2
+"""From the start of a generation to the moment at which its engine is killed."""
 
 
 class FaultyRank(RankActor):
     """at: `start` and `end` of a stage, its second optimizer `step`, its `commit` (written, not yet
-    committed), `save` (a checkpoint's shards are written, not yet committed)."""
+    committed), `save` (a checkpoint's shards are written, not yet committed), `write` (of either begins)."""
 
     @cached_property
     def folder(self) -> Path:
@@ -53,15 +59,26 @@ class FaultyRank(RankActor):
 
         return run
 
+    def _publish(self, request: StageRequest, output: StageOutput) -> None:
+        self.strike(request.key.name, "write")
+        super()._publish(request, output)
+
     async def manifest(self, key: StageKey) -> Envelope:
         manifest = await super().manifest(key)
+        make_room()
         self.strike(key.name, "commit")
         return manifest
 
     def save_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> Envelope:
+        self.strike(Path(path).stem, "write")
         versions: Envelope = super().save_checkpoint(path, roles, incarnation)
         self.strike(Path(path).stem, "save")
         return versions
+
+    async def checkpoint_saved(self) -> Envelope:
+        saved = await super().checkpoint_saved()
+        make_room()
+        return saved
 
     def strike_in_second_step(self, optimizer: Any, name: str) -> None:
         step, steps = optimizer.step, iter(range(100))
@@ -99,17 +116,67 @@ class FaultyRank(RankActor):
             return
         if at in ("end", "step"):
             self.wait_for_the_generation_before()
-        fault = json.loads((self.folder / PLAN).read_text())["fault"]
+        plan = json.loads((self.folder / PLAN).read_text())
+        if plan["fault"] != "engine":
+            (self.folder / FIRED).write_text(str(time.time()))
+        self.suffer(plan)
+
+    def suffer(self, plan: dict[str, Any]) -> None:
+        match plan["fault"]:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "controller":
+                os.kill(self.controller, signal.SIGKILL)
+                time.sleep(60)  # nothing comes between the kill and the end of this process
+            case "everything":
+                kill_all(self.controller)
+            case "scheduler":
+                os.kill(plan["pid"], signal.SIGKILL)
+            case "disk":
+                fill_disk()
+            case "request":
+                self.drop_one_request()
+            case "engine":
+                threading.Thread(target=self.kill_engine_in_batch, daemon=True).start()
+            case unknown:
+                raise ValueError(unknown)
+
+    def drop_one_request(self) -> None:
+        assert self._context is not None
+        engine = self._context.engines.engine
+        assert engine is not None
+        generate = engine.generate
+
+        def dropping(*arguments: Any) -> Any:
+            engine.generate = generate  # type: ignore[method-assign]
+            return generate(*arguments)[:-1]
+
+        engine.generate = dropping  # type: ignore[method-assign]
+
+    def kill_engine_in_batch(self) -> None:
+        """Its launcher, once the engine computes."""
+        assert self._context is not None
+        launcher = self._context.engines.engine.launcher_pid  # type: ignore[union-attr]
+        time.sleep(INTO_BATCH_S)
         (self.folder / FIRED).write_text(str(time.time()))
-        if fault == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif fault == "hang":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault == "controller":
-            os.kill(self.controller, signal.SIGKILL)
-            time.sleep(60)  # nothing comes between the kill and the end of this process
-        elif fault == "engine":
-            assert self._context is not None
-            os.kill(self._context.engines.engine.launcher_pid, signal.SIGKILL)  # type: ignore[union-attr, arg-type]
-        else:
-            raise ValueError(fault)
+        os.kill(launcher, signal.SIGKILL)
+
+
+def kill_all(controller: int) -> None:
+    """The controller and all that it has started: servers first, so that none starts another; this process last."""
+    tree = psutil.Process(controller).children(recursive=True)
+    for process in (psutil.Process(controller), *tree):
+        if process.pid != os.getpid():
+            process.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill_disk() -> None:
+    """The system refuses every byte that this process would add to a file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def make_room() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

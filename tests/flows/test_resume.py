@@ -109,7 +109,13 @@ def assert_same_weights(run: Path, undisturbed: Path, scratch: Path) -> None:
             assert torch.equal(ours[name], theirs[name]), f"{role}: {name} differs"
 
 
-@pytest.mark.parametrize("after", random.Random(20261).sample(range(2, 8 * ITERATIONS - 2), 3))
+def moments() -> list[object]:
+    """Numbers of commits; `make test` has the first, `make test-faults` all of them."""
+    first, *others = random.Random(20261).sample(range(2, 8 * ITERATIONS - 2), 3)
+    return [first, *(pytest.param(after, marks=pytest.mark.faults) for after in others)]
+
+
+@pytest.mark.parametrize("after", moments())
 def test_a_killed_controller_is_gone_on_with(after: int, config_file: Path, undisturbed: Path, tmp_path: Path) -> None:
     run = killed(config_file, tmp_path / "runs", after=after, victim="controller")
     before = generated_at(run)

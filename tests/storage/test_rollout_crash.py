@@ -17,6 +17,10 @@ from tests.storage.batches import assert_same, scores_for
 from tests.storage.crash import commit_generate, small_batch
 
 
+def crash(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.storage.crash", *arguments]
+
+
 def check_iteration(store: RolloutStore, iteration: int) -> set[str]:
     """Whatever is listed reads in full, with the right numbers; returns the stages."""
     stages = set(store.stages(iteration))
@@ -31,9 +35,8 @@ def test_killed_at_random_moments_of_a_run(tmp_path: Path) -> None:
     draw = random.Random(5)
     store = RolloutStore(tmp_path)
     reached = []
-    command = [sys.executable, "-m", "tests.storage.crash", str(tmp_path)]
     for _ in range(5):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(crash("loop", str(tmp_path)), stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             time.sleep(draw.uniform(0.05, 0.6))
