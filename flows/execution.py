@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client
 from prefect import get_run_logger
 
-from configs.errors import suggestion
+from configs.errors import UserError, suggestion
 from configs.schema import RunConfig
 from flows.checkpointing import Checkpointer
 from flows.committer import Committer
@@ -148,6 +148,8 @@ class RunExecution:
                 self.stop.may_end_at_once = False
                 return await self._attempt(ranks, per_pool)
             except RankError as error:
+                if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
+                    raise ranks.fault from error
                 self.recoveries.begin(ranks.fault or error, step=self._newest_step())
                 await self.committer.abandon()
                 await self.checkpointer.abandon()

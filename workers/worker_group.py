@@ -71,7 +71,7 @@ class Ranks:
     incarnation: int = 0
     pools: dict[str, ResourcePool] = field(default_factory=dict)
     broken: bool = False
-    fault: RankError | None = None
+    fault: RankError | UserError | None = None
     """The first failure of this incarnation, of which others may be echoes."""
     _placed: set[str] = field(default_factory=set)
     """Addresses of the workers that hold, or were to hold, an actor."""
@@ -236,7 +236,7 @@ class Ranks:
         try:
             return await answers_of(calls, ranks, timeout_s=timeout_s, what=what)
         except (RankError, UserError) as error:
-            if isinstance(error, RankError) and self.fault is None:
+            if self.fault is None:
                 self.fault = error
             self.broken = True
             raise
