@@ -148,11 +148,12 @@ class RunExecution:
                 self.stop.may_end_at_once = False
                 return await self._attempt(ranks, per_pool)
             except RankError as error:
-                if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
-                    raise ranks.fault from error
-                self.recoveries.begin(ranks.fault or error, step=self._newest_step())
+                if not isinstance(ranks.fault, UserError):
+                    self.recoveries.begin(ranks.fault or error, step=self._newest_step())
                 await self.committer.abandon()
                 await self.checkpointer.abandon()
+                if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
+                    raise ranks.fault from error
                 start = ranks.restart
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:

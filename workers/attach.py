@@ -47,7 +47,7 @@ async def attached(config: RunConfig, num_workers: int) -> AsyncIterator[Client]
         yield client
 
 
-async def check_scheduler(client: Client, config: RunConfig, run_dir: Path) -> None:
+async def check_scheduler(client: Client, config: RunConfig, run_dir: Location) -> None:
     """Raises UserError when the scheduler is gone: workers end with it, and only its owner starts it again."""
     try:
         async with asyncio.timeout(ANSWER_S):

@@ -194,13 +194,26 @@ class Ranks:
         await self.build()
 
     async def close(self) -> None:
-        """End engines, reward processes and process groups; the workers stay for the next run."""
+        """End engines, reward processes and process groups; the workers stay for the next run.
+
+        Workers of broken ranks hold what nobody can take from them: their processes are killed.
+        """
         if self.broken:
+            await self._kill_what_is_left()
             return
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
         self.pools.clear()
         if everyone:
             await self._answers([rank.actor.shutdown() for rank in everyone], everyone, 60.0, "shutdown")
+
+    async def _kill_what_is_left(self) -> None:
+        addresses = self._placed | {rank.address for pool in self.pools.values() for rank in pool.ranks}
+        self.pools.clear()
+        try:
+            await check_scheduler(self.client, self.config, self.run_dir)
+            await kill_workers(self.client, addresses, timeout_s=self.config.cluster.start_timeout_s)
+        except (UserError, OSError) as error:  # OSError: TimeoutError, or a scheduler that ends now
+            logger.warning("workers of a run that failed are left as they are: %s", error)
 
     async def save(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Copy the roles' weights, optimizers and schedules, to be written below `path`; returns their versions.
