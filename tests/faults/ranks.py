@@ -90,11 +90,11 @@ class FaultyRank(RankActor):
 
         optimizer.step = struck
 
-    def wait_for_the_generation_before(self) -> None:
+    def wait_for_the_generation_of(self, iteration: int) -> None:
         """Until it is committed (beside this stage): from then on it must not be repeated."""
         assert self._spec is not None
         store = RolloutStore(Path(self._spec.run_dir) / "rollouts")
-        while "actor.generate_sequences" not in store.stages(max(store.iterations())):
+        while "actor.generate_sequences" not in store.stages(iteration):
             time.sleep(0.01)
 
     @property
@@ -115,7 +115,7 @@ class FaultyRank(RankActor):
         if not self.is_planned(stage, at):
             return
         if at in ("end", "step"):
-            self.wait_for_the_generation_before()
+            self.wait_for_the_generation_of(int(stage.partition("[")[2].rstrip("]")))
         plan = json.loads((self.folder / PLAN).read_text())
         if plan["fault"] != "engine":
             (self.folder / FIRED).write_text(str(time.time()))
