@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+import workers.held_out_stages
 import workers.safe_rlhf_stages
 import workers.stage_methods  # noqa: F401 - both register the built-in ones
 from configs.schema import RunConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from configs.errors import shown, suggestion
+from configs.over_long import over_long_buffer
 from configs.schema import DatasetConfig, RunConfig
 
 VALIDATION = "validation"
@@ -37,11 +38,16 @@ def scored_parts(config: RunConfig) -> tuple[str, ...]:
     """Names that `evaluation.score` may be, but for the whole reward."""
     functions = [f.path.rpartition(":")[2] if f.name is None else f.name for f in config.rewards.functions]
     has_model = config.reward.path is not None or config.reward.init is not None
-    return (*functions, *(("model",) if has_model else ()))
+    own = {
+        "model": has_model,
+        "environment": config.rollout.environment is not None,
+        "over_long": over_long_buffer(config) is not None,
+    }
+    return (*functions, *(name for name, present in own.items() if present))
 
 
 def evaluation_problems(config: RunConfig) -> Iterator[str]:
-    """Data sets, numbers of samples, the judged part, and where the reward model is."""
+    """Data sets, numbers of samples, the judged part."""
     evaluation = config.evaluation
     if (evaluation.every is not None or config.algorithm == "evaluate") and not held_out(config):
         asks = "algorithm: evaluate" if evaluation.every is None else f"evaluation.every: {evaluation.every}"
@@ -60,20 +66,3 @@ def evaluation_problems(config: RunConfig) -> Iterator[str]:
     if evaluation.score is not None and evaluation.score not in parts:
         hint = suggestion(evaluation.score, parts)
         yield f"evaluation.score: there is no part {shown(evaluation.score)} of the reward; {hint}"
-    if evaluation.every is not None or config.algorithm == "evaluate":
-        yield from _reward_model_elsewhere(config)
-
-
-def _reward_model_elsewhere(config: RunConfig) -> Iterator[str]:
-    """Evaluation generates and scores where the engines are."""
-    if config.algorithm == "reward_model" or "model" not in scored_parts(config):
-        return
-    placed = {str(role): pool for role, pool in config.resources.placement.items()}
-    first = next(iter(config.resources.pools), "main")
-    reward = placed.get("reward", first)
-    engines = placed.get("rollout", placed.get("actor", first))
-    if engines != reward and config.evaluation.score in (None, "model"):
-        yield (
-            f"evaluation.score: the reward model is in pool {reward!r} "
-            f"and evaluation runs in the engines', {engines!r}; name a reward function, or place the two together"
-        )

@@ -53,9 +53,9 @@ class RolloutConfig(Section):
     temperature: NonNegativeFloat = 1.0
     """0: greedy. Log-probabilities are those of the whole distribution at this temperature, also where `top_p`, `top_k` or `min_new_tokens` restrict what is sampled."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling."""
+    """Nucleus sampling. What training learns from is then not drawn from the policy that ratios and KL are of: leave it at 1 there, unless that is meant."""
     top_k: NonNegativeInt = 0
-    """0: no limit."""
+    """The most likely tokens only; 0: no limit. In training as `top_p`: leave it at 0."""
     stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """null: those of the generation config, else the tokenizer's end of sequence."""
     dynamic_sampling: DynamicSamplingConfig | None = None

@@ -88,8 +88,8 @@ class EvaluationConfig(Section):
     """Part of the reward that is judged: the name of a reward function, or `model`; null: the whole reward."""
     pass_score: float = 1.0
     """pass@k: a sample passes with at least this score."""
-    extract: Literal["auto", "tags", "boxed", "number", "last_line", "whole"] = "auto"
-    """maj@n: how the answer that a response votes for is found in it (as `extract` of `exact_match`)."""
+    extract: Literal["verifier", "auto", "tags", "boxed", "number", "last_line", "whole"] = "verifier"
+    """maj@n: how the answer that a response votes for is found in it. verifier: what the judged reward function has read (`exact_match`, `reasoning_gym`, `math_verify`, own functions that return `extracted`), else the text without surrounding space; the others: as `extract` of `exact_match`."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of the evaluation."""
     batch_size: PositiveInt = 128

@@ -70,6 +70,11 @@ POLICY_INPUTS = (
     "cost_dropped?",
 )  # fmt: skip
 
+HELD_OUT = (
+    "prompt_id", "group", "sample", "prompt_text", "text", "answer", "finish_reason", "response_length",
+)  # fmt: skip
+"""What an evaluation keeps of a sample, beside the parts of its reward and what was extracted."""
+
 REWARDED = (
     "response_mask", "group", "reward", "rollout_log_probs", "log_probs?", "ref_log_probs?", "values?",
     "reward_dropped?", "prompt_id?", "step?", "step_reward?", "step_group?", "finish_reason?",
@@ -122,6 +127,13 @@ CALLS: dict[str, ModelCall] = {
                   reads=(*SEQUENCES, "cost_values", "cost_returns", "loss_mask?", "reward_dropped?", "cost_dropped?")),
         ModelCall(role="actor", method="evaluate", kind="column", protocol="DP_PROTO", uses=("reward",),
                   generates=True),
+        ModelCall(role="actor", method="generate_held_out", kind="column", protocol="3D_ALL_MICRO_DP",
+                  writes=GENERATED, new_rows=True, generates=True),
+        ModelCall(role="reward", method="score_held_out", kind="column", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer", "environment_reward?", "environment_dropped?"),
+                  writes=("reward", "reward_dropped", "extracted")),
+        ModelCall(role="actor", method="estimate_held_out", kind="column", protocol="ONE_TO_ALL",
+                  reads=(*HELD_OUT, "reward", "extracted")),
         ModelCall(role="reward", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="reward", method="update_reward", kind="state", protocol="DP_PROTO", reads=SEQUENCES),
     )
@@ -136,7 +148,10 @@ def present_columns(reads: tuple[str, ...], present: Collection[str]) -> tuple[s
 def columns_written(call: ModelCall, config: RunConfig, row_set: str = "") -> tuple[str, ...]:
     """What a call writes under this configuration; row_set: where to."""
     written = call.writes
-    if call.method in ("generate_sequences", "replay_sequences") and config.rollout.environment is not None:
+    if (
+        call.method in ("generate_sequences", "generate_held_out", "replay_sequences")
+        and config.rollout.environment is not None
+    ):
         written = (*written, *EPISODES)
     if draws_dynamically(call, config, row_set):
         written = (*written, "reward", "reward_dropped")

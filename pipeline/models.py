@@ -12,6 +12,7 @@ from configs.errors import UserError
 from configs.evaluation import held_out
 from configs.schema import RunConfig
 from pipeline.calls import CALLS
+from pipeline.placement import engines_pool, needs_model, pool_of
 from pipeline.stages import Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
 
 Execute = Callable[[StageSpec], Coroutine[Any, Any, StageOutcome]]
@@ -166,17 +167,22 @@ class Actor(_Role):
         return self._models.call("actor.update_actor", rollouts, loss=chosen, pretraining=pretraining)
 
     async def evaluate(self, prompts: Prompts, *, step: int) -> RolloutsHandle:
-        """Responses to every held-out data set, scored as in training; step: updates so far, for the record."""
-        config = self._models.config
-        for name in held_out(config):
-            await self._models.call(
-                "actor.evaluate",
-                prompts,
-                dataset=name,
-                step=step,
-                temperature=config.evaluation.temperature,
-                num_samples=config.evaluation.num_samples,
-            )
+        """Responses to every held-out data set, scored as in training; step: updates so far, for the record.
+
+        One call where engines and reward share ranks, or the reward is functions only. A reward model that is
+        elsewhere scores rows that travel: a row set of its own, `held_out_NAME`.
+        """
+        models, evaluation = self._models, self._models.config.evaluation
+        sampling: dict[str, Any] = {"temperature": evaluation.temperature, "num_samples": evaluation.num_samples}
+        apart = needs_model(models.config, "reward") and pool_of(models.config, "reward") != engines_pool(models.config)
+        for name in held_out(models.config):
+            if not apart:
+                await models.call("actor.evaluate", prompts, dataset=name, step=step, **sampling)
+                continue
+            rows = f"held_out_{name}"
+            samples = await models.call("actor.generate_held_out", prompts, row_set=rows, dataset=name, **sampling)
+            await models.call("reward.score_held_out", samples, dataset=name)
+            await models.call("actor.estimate_held_out", samples, dataset=name, step=step)
         return prompts
 
 

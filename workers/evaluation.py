@@ -1,13 +1,15 @@
 """Held-out evaluation on the ranks: responses generated and scored as in training, accuracy on preference pairs.
 
-prompts of a data set -> every rank: its share, n samples each -> rewards
+prompts of a data set -> every rank: its share, n samples each -> rewards, answers
                       -> the pool's first rank: estimators (`pipeline.evaluation`), samples on disk
+
+One stage, or one for each arrow where the reward model is in another pool (`workers.held_out_stages`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +19,19 @@ import torch.distributed as dist
 from configs.evaluation import VALIDATION, metric_prefix
 from configs.schema import EvaluationConfig
 from pipeline.balance import partition_by_tokens
+from pipeline.calls import HELD_OUT
 from pipeline.evaluation import estimate, mean_at_n, summary, wilson
 from pipeline.rollouts import Array, Rollouts, concat
 from storage.evaluations import write_samples
 from workers.generation import generate_rollouts, prompts_of_engine
-from workers.process_group import PoolGroup, gather_to_first
+from workers.process_group import PoolGroup, gather_to_all, gather_to_first
 from workers.rank_context import RankContext
+from workers.rewards import reward_names
 from workers.scoring import ScoredRows, score_rewards
 from workers.verifiers import extract_answer
 
 if TYPE_CHECKING:
     from workers.rank_actor import StageRequest
-
-SAMPLE_COLUMNS = ("prompt_id", "group", "sample", "prompt_text", "text", "answer", "finish_reason", "response_length")
 
 
 def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, float]:
@@ -37,33 +39,66 @@ def evaluate_prompts(context: RankContext, request: StageRequest) -> dict[str, f
 
     A sample that a reward function fails on counts as 0 (`abort` stops), whatever its group.
     """
-    name = str(request.arguments.get("dataset", VALIDATION))
-    samples, scored = _own_samples(context, request, name)
-    failures = sum_over_ranks(np.array([sum(scored.failed.values())], float), context.group)
+    samples, failures = scored_samples(context, held_out_samples(context, request))
     parts = gather_to_first(samples, context.group)
-    if parts is None:
-        return {}
-    batch = _in_order(concat(parts))
+    return {} if parts is None else estimates(context, request, concat(parts)) | errors_metric(request, failures)
+
+
+def held_out_samples(context: RankContext, request: StageRequest) -> Rollouts:
+    """This rank's share of the data set's prompts, n responses (or episodes) each; collective."""
+    source = context.evaluation_prompts(dataset_of(request))
+    prompts = source.prompts(np.arange(len(source)))
+    mine = prompts_of_engine(context, np.array([len(p.tokens) for p in prompts]))
+    # as many calls on every rank: generation is collective
+    batches = np.array_split(mine, max(1, -(-len(prompts) // context.config.evaluation.batch_size)))
+    return concat([generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches])
+
+
+def scored_samples(context: RankContext, rollouts: Rollouts) -> tuple[Rollouts, int]:
+    """Sample columns, the parts of the reward and `extracted`; failures of functions on all ranks; collective."""
+    scored = score_rewards(context, rollouts)
+    failures = sum_over_ranks(np.array([sum(scored.failed.values())], float), context.group)
+    added = {**scored.columns, "extracted": extracted_answers(context, rollouts, scored)}
+    return rollouts.only([n for n in HELD_OUT if n in rollouts]).with_columns(sample=added), int(failures[0])
+
+
+def extracted_answers(context: RankContext, rollouts: Rollouts, scored: ScoredRows) -> Array:
+    """Text [B]: what each response votes for (`evaluation.extract`); empty: nothing. Collective."""
     config = context.config.evaluation
+    if config.extract != "verifier":
+        return _texts(extract_answer(str(text), config.extract) for text in rollouts["text"])
+    offered = [name for of_rank in gather_to_all(list(scored.extracted), context.group) for name in of_rank]
+    wanted = reward_names(context.config.rewards.functions) if config.score is None else (config.score,)
+    for name in wanted:
+        if name in offered:
+            return _texts(scored.extracted.get(name, np.full(rollouts.num_rows, None)))
+    return _texts(str(text).strip() for text in rollouts["text"])
+
+
+def _texts(values: Iterable[str | None]) -> Array:
+    texts = [value or "" for value in values]
+    column = np.empty(len(texts), dtype=object)
+    column[:] = texts
+    return column
+
+
+def estimates(context: RankContext, request: StageRequest, samples: Rollouts) -> dict[str, float]:
+    """The data set's metrics from all its scored samples, which are written to the run directory."""
+    name, config, batch = dataset_of(request), context.config.evaluation, _in_order(samples)
     if config.store_samples:
         step = int(request.arguments.get("step", request.key.iteration))
         write_samples(context.run_dir, step, name, sample_rows(batch, config))
-    metrics = {**sample_metrics(batch, config), "reward_errors": float(failures[0])}
-    return {f"{metric_prefix(name)}{metric}": value for metric, value in metrics.items()}
+    return {f"{metric_prefix(name)}{metric}": value for metric, value in sample_metrics(batch, config).items()}
 
 
-def _own_samples(context: RankContext, request: StageRequest, name: str) -> tuple[Rollouts, ScoredRows]:
-    """This rank's share, scored: sample columns and the parts of the reward."""
-    source = context.evaluation_prompts(name)
-    prompts = source.prompts(np.arange(len(source)))
-    lengths = np.array([len(p.tokens) for p in prompts])
-    mine = prompts_of_engine(context, lengths)
-    # as many calls on every rank: generation is collective
-    batches = np.array_split(mine, max(1, -(-len(prompts) // context.config.evaluation.batch_size)))
-    parts = [generate_rollouts(context, [prompts[i] for i in batch], batch, request)[0] for batch in batches]
-    rollouts = concat(parts)
-    scored = score_rewards(context, rollouts)
-    return rollouts.only(SAMPLE_COLUMNS).with_columns(sample=scored.columns), scored
+def errors_metric(request: StageRequest, failures: int) -> dict[str, float]:
+    """Samples that a reward function failed on."""
+    return {f"{metric_prefix(dataset_of(request))}reward_errors": float(failures)}
+
+
+def dataset_of(request: StageRequest) -> str:
+    """The held-out data set that a call is about."""
+    return str(request.arguments.get("dataset", VALIDATION))
 
 
 def _in_order(batch: Rollouts) -> Rollouts:
@@ -77,7 +112,7 @@ def sample_metrics(batch: Rollouts, config: EvaluationConfig) -> dict[str, float
     def by_prompt(column: Array) -> Array:
         return column.astype(np.float64).reshape(-1, num_samples)
 
-    answers = np.array([_extracted(text, config) for text in batch["text"]], dtype=object).reshape(-1, num_samples)
+    answers = np.array([text or None for text in batch["extracted"]], dtype=object).reshape(-1, num_samples)
     scores = by_prompt(batch[_score_column(config)])
     metrics = {"prompts": float(len(scores)), "samples_per_prompt": float(num_samples)}
     metrics |= summary(scores, answers.tolist(), ks=config.ks, pass_score=config.pass_score)
@@ -101,17 +136,13 @@ def sample_rows(batch: Rollouts, config: EvaluationConfig) -> Iterator[dict[str,
             "prompt": str(batch["prompt_text"][row]),
             "response": str(batch["text"][row]),
             "answer": json.loads(answer) if answer else None,
-            "extracted": _extracted(batch["text"][row], config),
+            "extracted": str(batch["extracted"][row]) or None,
             "score": float(batch[_score_column(config)][row]),
             "reward": float(batch["reward"][row]),
             "parts": {name.removeprefix("reward/"): float(batch[name][row]) for name in parts},
             "response_length": int(batch["response_length"][row]),
             "finish_reason": str(batch["finish_reason"][row]),
         }
-
-
-def _extracted(text: object, config: EvaluationConfig) -> str | None:
-    return extract_answer(str(text), config.extract)
 
 
 def _score_column(config: EvaluationConfig) -> str:

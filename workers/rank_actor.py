@@ -210,6 +210,7 @@ class RankActor:
 
     def method(self, role: str, method: str) -> StageMethod:
         """What a stage does on this rank."""
+        import workers.held_out_stages
         import workers.preference_stages
         import workers.safe_rlhf_stages
         import workers.stage_methods  # noqa: F401 - they register the built-in ones

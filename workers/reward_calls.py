@@ -14,15 +14,29 @@ from typing import Any
 from configs.errors import UserError
 from configs.secrets import masked, resolved_options
 from workers.reward_paths import FunctionPathError, resolve
-from workers.verifiers import BUILT_IN
+from workers.verifiers import BUILT_IN, Verdict
 
 SCORE = "score"
 """Part of a function's result that is rewarded; a function that returns a number returns this part."""
+EXTRACTED = "extracted"
+"""Entry of a function's dict with the answer that it read in the response, for maj@n."""
 
 Reply = dict[str, Any]
 Send = Callable[[Reply], None]
 Sample = Sequence[Any]
 """prompt, response, answer."""
+
+
+def reply_of(result: object) -> Reply:
+    """parts: as `parts_of`. extracted: the answer that the function read, where it says so (None: there is none)."""
+    if isinstance(result, Verdict):
+        return {"parts": parts_of(result), EXTRACTED: result.extracted}
+    if not isinstance(result, Mapping) or EXTRACTED not in result:
+        return {"parts": parts_of(result)}
+    extracted = result[EXTRACTED]
+    if extracted is not None and not isinstance(extracted, str):
+        raise TypeError(f"{EXTRACTED} is {extracted!r} of type {type(extracted).__name__}, not a text or None")
+    return {"parts": parts_of({n: v for n, v in result.items() if n != EXTRACTED}), EXTRACTED: extracted}
 
 
 def parts_of(result: object) -> dict[str, float]:
@@ -95,7 +109,7 @@ class Functions:
 
 def _one(loaded: LoadedFunction, sample: Sample) -> Reply:
     try:
-        return {"parts": parts_of(loaded.function(*sample, **loaded.options))}
+        return reply_of(loaded.function(*sample, **loaded.options))
     # Whatever a user's function raises (SystemExit too) is the answer, with its traceback.
     except BaseException as error:  # noqa: BLE001
         return _error(error)
@@ -113,7 +127,7 @@ def _at_once(loaded: LoadedFunction, samples: Sequence[Sample], send: Send) -> N
         return
     for number, result in enumerate(results):
         try:
-            send({"sample": number, "parts": parts_of(result)})
+            send({"sample": number, **reply_of(result)})
         except (TypeError, ValueError, OverflowError) as error:
             send({"sample": number, **_error(error)})
 
@@ -136,7 +150,7 @@ async def _limited(loaded: LoadedFunction, sample: Sample, timeout_s: float) -> 
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            return {"parts": parts_of(await loaded.function(*sample, **loaded.options))}
+            return reply_of(await loaded.function(*sample, **loaded.options))
     except BaseException as error:  # noqa: BLE001
         return {"error": f"no result within {timeout_s:g} s"} if limit.expired() else _error(error)
 

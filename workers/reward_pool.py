@@ -21,6 +21,7 @@ from typing import Any
 from configs.errors import UserError
 from configs.schema import RewardFunctionConfig
 from workers.json_child import ChildDied, ChildTimeout
+from workers.reward_calls import EXTRACTED
 from workers.reward_child import RewardChild
 
 GRACE_S = 2.0
@@ -41,9 +42,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One sample by one function: parts of its result, or the error that is left after `retries`."""
+    """One sample by one function: parts of its result, or the error that is left after `retries`.
+
+    extracted: the answer that it read; None: none. extracts: whether it says so at all.
+    """
 
     parts: dict[str, float] | None = None
+    extracted: str | None = None
+    extracts: bool = False
     error: str = ""
     traceback: str = ""
     retries: int = 0
@@ -214,5 +220,6 @@ def _chunks(count: int, size: int) -> Iterator[tuple[int, ...]]:
 
 def _scored(reply: dict[str, Any], *, retries: int = 0) -> Scored:
     if "parts" in reply:
-        return Scored(parts=reply["parts"], retries=retries)
+        extracted, extracts = reply.get(EXTRACTED), EXTRACTED in reply
+        return Scored(parts=reply["parts"], extracted=extracted, extracts=extracts, retries=retries)
     return Scored(error=reply["error"], traceback=reply.get("traceback", ""), retries=retries)

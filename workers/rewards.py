@@ -53,7 +53,8 @@ class RewardScores:
     details: float32 [B] for the further entries of functions that return a dict, named `FUNCTION/ENTRY`,
     NaN on samples without one; they are recorded, not rewarded. failed: bool [B] by function, the samples
     that it failed on for good; their part is 0. dropped: bool [B], failed under `on_error: drop_group`.
-    retries: how often a sample was scored again.
+    retries: how often a sample was scored again. extracted: text or None [B], the answers that a function read,
+    by the functions that say so.
     """
 
     parts: Mapping[str, Array]
@@ -62,6 +63,7 @@ class RewardScores:
     details: Mapping[str, Array] = field(default_factory=dict)
     failed: Mapping[str, Array] = field(default_factory=dict)
     retries: int = 0
+    extracted: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def errors(self) -> int:
@@ -152,6 +154,7 @@ class _Table:
         self._parts = {name: np.zeros(num_samples, dtype=np.float32) for name in names}
         self._failed = {name: np.zeros(num_samples, dtype=bool) for name in names}
         self._details: dict[str, Array] = {}
+        self._extracted: dict[str, Array] = {}
         self._retries = 0
         self.errors = 0
 
@@ -160,6 +163,8 @@ class _Table:
         if scored.parts is None:
             self._failed[name][row] = True
             self.errors += 1
+        if scored.extracts:
+            self._extracted.setdefault(name, np.full(self._num_samples, None, dtype=object))[row] = scored.extracted
         for part, value in (scored.parts or {}).items():
             column = self._parts[name] if part == SCORE else self._detail(f"{name}/{part}")
             column[row] = value
@@ -178,6 +183,7 @@ class _Table:
             details=self._details,
             failed=self._failed,
             retries=self._retries,
+            extracted=self._extracted,
         )
 
     def _detail(self, name: str) -> Array:

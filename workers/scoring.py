@@ -20,11 +20,13 @@ class ScoredRows:
     """columns: sample columns [B]: `reward`, its parts `reward/NAME`, and `reward_dropped` (uint8).
 
     failed: samples that each function failed on for good. retries: samples that were scored again.
+    extracted: text or None [B], the answers that a function read, by the functions that say so.
     """
 
     columns: Mapping[str, Array]
     failed: Mapping[str, int] = field(default_factory=dict)
     retries: int = 0
+    extracted: Mapping[str, Array] = field(default_factory=dict)
 
 
 def score_rewards(context: RankContext, batch: Rollouts, role: str = "reward") -> ScoredRows:
@@ -56,6 +58,7 @@ def score_rewards(context: RankContext, batch: Rollouts, role: str = "reward") -
         columns={**parts, role: total.astype(np.float32), f"{role}_dropped": rows_dropped(scores, batch)},
         failed={name: int(failed.sum()) for name, failed in scores.failed.items()},
         retries=scores.retries,
+        extracted=scores.extracted,
     )
 
 

@@ -63,14 +63,28 @@ def _last_boxed(text: str) -> str | None:
     return found
 
 
+class Verdict(float):
+    """A score, with the answer that was read from the response; None: it has none."""
+
+    extracted: str | None
+
+    def __new__(cls, score: float, extracted: str | None) -> Verdict:
+        """score: 1 for what is right."""
+        verdict = super().__new__(cls, score)
+        verdict.extracted = extracted
+        return verdict
+
+
 def exact_match(
     prompt: str, response: str, answer: Any, *, extract: Extraction = "whole", ignore_case: bool = False
 ) -> float:
     """1 when the extracted response equals the answer's text, space around both aside."""
     given, wanted = extract_answer(response, extract), _text(answer)
     if given is None:
-        return 0.0
-    return float(given.casefold() == wanted.casefold() if ignore_case else given == wanted)
+        return Verdict(0.0, None)
+    if ignore_case:
+        given, wanted = given.casefold(), wanted.casefold()
+    return Verdict(float(given == wanted), given)
 
 
 def contains(prompt: str, response: str, answer: Any, *, text: str | None = None, ignore_case: bool = False) -> float:
@@ -119,8 +133,9 @@ def reasoning_gym(
     if not isinstance(answer, Mapping) or not {"dataset", "entry"} <= set(answer):
         raise ValueError('reasoning_gym needs answers {"dataset": ..., "entry": ...}: data of source reasoning_gym')
     score = gym.get_score_answer_fn(answer["dataset"])
-    value = float(score(extract_answer(response, extract), answer["entry"]))
-    return float(value == 1.0) if full_marks else value
+    given = extract_answer(response, extract)
+    value = float(score(given, answer["entry"]))
+    return Verdict(float(value == 1.0) if full_marks else value, given)
 
 
 def math_verify(prompt: str, response: str, answer: Any) -> float:
@@ -135,7 +150,18 @@ def math_verify(prompt: str, response: str, answer: Any) -> float:
     gold = parse(reference) or parse(f"${reference}$")
     if all(isinstance(value, str) for value in gold):  # nothing but the text itself was found
         raise ValueError(f"math-verify cannot read the answer {reference[:80]!r}")
-    return float(verify(gold, parse(response)))
+    given = parse(response)
+    return Verdict(float(verify(gold, given)), _mathematical_text(given))
+
+
+def _mathematical_text(parsed: list[Any]) -> str | None:
+    """One text for numbers that are equal, such as 1/2 and 0.5."""
+    if not parsed:
+        return None
+    from sympy import nsimplify
+
+    is_number = getattr(parsed[0], "is_number", False)  # a text, where nothing else could be read
+    return str(nsimplify(parsed[0], rational=True) if is_number else parsed[0])
 
 
 def json_schema(prompt: str, response: str, answer: Any, *, schema: Mapping[str, Any] | bool | None = None) -> float:

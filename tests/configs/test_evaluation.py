@@ -6,6 +6,7 @@ import pytest
 
 from configs.evaluation import evaluation_problems, held_out, metric_prefix, with_held_out
 from configs.schema import RunConfig
+from pipeline.trace import trace
 
 SETS = {"a": {"path": "a.jsonl"}, "b": {"path": "b.jsonl"}}
 
@@ -16,7 +17,8 @@ def config(**changes: Any) -> RunConfig:
         "evaluation": {"every": 1, "num_samples": 4, "datasets": SETS},
         "rewards": {"functions": [{"path": "exact_match"}, {"path": "mine.py:style", "name": "look"}]},
     }
-    return RunConfig.model_validate({key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}})
+    sections = {key: {**base.get(key, {}), **value} for key, value in changes.items() if isinstance(value, dict)}
+    return RunConfig.model_validate({**base, **changes, **sections})
 
 
 def test_the_validation_set_comes_first_and_each_can_stand_in_its_place() -> None:
@@ -46,18 +48,19 @@ def test_what_an_evaluation_cannot_mean(changes: dict[str, Any], problem: str | 
     assert (found == []) if problem is None else (len(found) == 1 and found[0].startswith(problem)), found
 
 
-def test_a_reward_model_that_is_elsewhere_cannot_judge() -> None:
-    """It would be left out of the score without a word."""
-    apart = {
-        "reward": {"path": "model"},
-        "resources": {"num_ranks": 2, "pools": {"x": {"ranks": 1}, "y": {"ranks": 1}}, "placement": {"reward": "y"}},
-    }
-    (problem,) = evaluation_problems(config(**apart))
-    assert problem.startswith(
-        "evaluation.score: the reward model is in pool 'y' and evaluation runs in the engines', 'x'"
-    )
-    assert not list(evaluation_problems(config(**apart, evaluation={"score": "look"})))
-    beside_engines = {**apart["resources"], "placement": {"reward": "y", "rollout": "y"}}
-    assert not list(evaluation_problems(config(**{**apart, "resources": beside_engines})))
-    together = {**apart, "resources": {**apart["resources"], "placement": {"reward": "x", "critic": "y"}}}
-    assert not list(evaluation_problems(config(**together)))
+@pytest.mark.parametrize(
+    ("placement", "stages"),
+    [
+        ({"reward": "y"}, ["actor.generate_held_out", "reward.score_held_out", "actor.estimate_held_out"]),
+        ({"reward": "y", "rollout": "y"}, ["actor.evaluate"]),
+        ({"reward": "x", "critic": "y"}, ["actor.evaluate"]),
+    ],
+)
+def test_a_reward_model_scores_where_it_is(placement: dict[str, str], stages: list[str]) -> None:
+    """Beside the engines in one stage, else on rows that travel, for each of three data sets."""
+    resources = {"num_ranks": 2, "pools": {"x": {"ranks": 1}, "y": {"ranks": 1}}, "placement": placement}
+    found = config(algorithm="evaluate", reward={"path": "model"}, resources=resources)
+    assert not list(evaluation_problems(found))
+    calls = trace(found)
+    assert [call.stage.partition("#")[0] for call in calls] == stages * 3
+    assert {name.partition("/")[0] for name in calls[0].writes} <= {"held_out_validation"}

@@ -183,6 +183,22 @@ def with_gae(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"advantage": config.advantage.model_copy(update=changes)})
 
 
+def test_episodes_of_held_out_prompts_are_evaluated(model: Path, tmp_path: Path) -> None:
+    """One reward of 3 for each episode, whatever is said; n = 2, then n = 1."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("x", "yz", "w")))
+    evaluation = {"datasets": {"games": {"path": str(held_out)}}, "score": "environment", "pass_score": 3.0}
+    rank = start(model, tmp_path, "Counter", evaluation=evaluation)
+    for n in (2, 1):
+        metrics = rank.run("actor.evaluate", dataset="games", num_samples=n, temperature=1.0, step=n).metrics
+        assert metrics["eval/games/samples_per_prompt"] == n and metrics["eval/games/prompts"] == 3
+        assert [metrics[f"eval/games/{name}@{n}"] for name in ("mean", "pass", "maj", "best")] == [3.0, 1.0, 3.0, 3.0]
+        assert metrics["eval/games/reward/environment_mean"] == 3.0
+        written = (tmp_path / "evaluations" / f"{n:08d}" / "games.jsonl").read_text().splitlines()
+        assert [json.loads(line)["parts"]["environment"] for line in written] == [3.0] * (3 * n)
+    rank.close()
+
+
 def policy_loss(rollouts: Rollouts, log_probs: torch.Tensor, rank: OneRank) -> float:
     batch = LossBatch(
         columns={name: torch.from_numpy(column) for name, column in rollouts.token_columns.items()},

@@ -6,6 +6,7 @@ import pytest
 
 from workers.reward_paths import FunctionPathError, resolve
 from workers.verifiers import (
+    Verdict,
     contains,
     exact_match,
     extract_answer,
@@ -35,6 +36,19 @@ from workers.verifiers import (
 )
 def test_extraction(text: str, how: Any, answer: str | None) -> None:
     assert extract_answer(text, how) == answer
+
+
+def test_verifiers_say_which_answer_they_read_and_equal_numbers_are_one_answer() -> None:
+    def read(verdict: float) -> str | None:
+        assert isinstance(verdict, Verdict)
+        return verdict.extracted
+
+    assert read(exact_match("", "So: <answer>Yes</answer>", "yes", extract="tags", ignore_case=True)) == "yes"
+    assert read(exact_match("", "no tags", "yes", extract="tags")) is None
+    halves = [r"it is $\frac{1}{2}$", "0.5", r"\boxed{\frac{2}{4}}"]
+    assert {read(math_verify("", text, "0.5")) for text in halves} == {"1/2"}
+    assert read(math_verify("", r"\boxed{x+1}", "1")) != read(math_verify("", r"\boxed{x+2}", "1"))
+    assert read(math_verify("", "", "1")) is None
 
 
 def test_an_unknown_extraction_is_named() -> None:
