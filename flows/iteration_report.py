@@ -107,17 +107,19 @@ class IterationReporter:
             await before
         if await logged and self._config.logging.artifacts:
             seconds = {stage: outcome.seconds for stage, outcome in outcomes.items() if not outcome.from_store}
-            best, worst = await asyncio.to_thread(self._extremes, iteration, outcomes)
+            best, worst = await asyncio.to_thread(self._extremes, iteration)
             name, run = self._config.name, self._directory.path.name
             await publish_iteration(name, run, iteration, metrics, seconds, best, worst, warnings=warnings)
 
-    def _extremes(self, iteration: int, outcomes: Mapping[str, StageOutcome]) -> tuple[str, str]:
+    def _extremes(self, iteration: int) -> tuple[str, str]:
         """The samples with the highest and the lowest reward, of those that count."""
-        present = {name for outcome in outcomes.values() for name in outcome.columns}
+        store = RolloutStore(self._directory.rollouts)
+        records = store.stages(iteration).values()
+        present = {name for record in records if not record.row_set for name in record.columns}
         if "reward" not in present:
             return "", ""
         columns = [name for name in ("reward", "prompt_text", "text", "group", *MARKERS) if name in present]
-        batch = without_dropped(RolloutStore(self._directory.rollouts).read(iteration, columns=columns))
+        batch = without_dropped(store.read(iteration, columns=columns))
         reward = batch["reward"]
         if not len(reward):
             return "", ""

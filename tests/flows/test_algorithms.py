@@ -45,7 +45,16 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
 DAPO: dict[str, Any] = {
     "name": "dapo",
     "algorithm": "dapo",
-    "rollout": {"num_samples": 2, "max_new_tokens": 6, "gap_alarm": 1e-12, "dynamic_sampling": None},
+    "rollout": {
+        "num_samples": 2,
+        "max_new_tokens": 6,
+        "gap_alarm": 1e-12,
+        "dynamic_sampling": None,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 200,
+        "min_new_tokens": 2,
+    },
     "rewards": {
         "model_weight": 0.0,
         "functions": [{"path": "tests.workers.reward_examples:fails_on_vowels", "on_error": "zero"}],
@@ -246,6 +255,7 @@ def test_metrics_have_the_values_computed_by_hand_from_the_stored_columns(finish
         gaps = [abs(policy[t] - float(batch["rollout_log_probs"][t])) for t in kept]
         assert metrics["rollout_gap_mean"] == pytest.approx(sum(gaps) / len(gaps))
         assert metrics["rollout_gap_max"] == pytest.approx(max(gaps))
+        assert max(gaps) < 1e-4, "engine and actor mean the whole distribution, whatever restricts what is drawn"
         assert metrics["entropy_mean"] == pytest.approx(float(np.mean(batch["entropy"][kept])), rel=1e-5)
         if counted:  # one step: the policy is the one that the columns are of
             assert metrics["actor/clip_fraction"] == 0 and metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6)
