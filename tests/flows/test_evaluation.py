@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from configs.algorithms import with_algorithm_defaults
+from configs.checks import check_config
 from configs.schema import RunConfig
 from flows.cli import main
 from flows.run import RunSummary, session
@@ -54,16 +55,39 @@ def grpo_config(folder: Path, inputs: dict[str, str]) -> RunConfig:
     return RunConfig.model_validate(with_algorithm_defaults(tree))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> RunSummary:
-    folder = tmp_path_factory.mktemp("runs")
-    config = grpo_config(folder, write_inputs(folder))
+APART = {"pools": {"policy": {"ranks": 1}, "judge": {"ranks": 1}}, "placement": {"actor": "policy", "reward": "judge"}}
 
-    async def run() -> RunSummary:
+
+def evaluation_only(trained: RunConfig, name: str, reward: str, resources: dict[str, Any]) -> RunConfig:
+    """The same data sets, greedy, with a reward model too."""
+    tree = trained.model_dump(exclude_unset=True)
+    tree |= {"name": name, "algorithm": "evaluate", "reward": {"path": reward}, "training": {"num_iterations": 1}}
+    tree["resources"] |= resources
+    greedy = {"every": None, "temperature": 0.0, "score": None, "num_samples": 2, "ks": []}
+    return RunConfig.model_validate({**tree, "evaluation": {**tree["evaluation"], **greedy}})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
+    """A run, and two evaluations: with the reward model beside the actor, and in a pool of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    inputs = write_inputs(folder)
+    config = grpo_config(folder, inputs)
+    others = [
+        evaluation_only(config, name, inputs["reward"], resources)
+        for name, resources in (("together", {}), ("apart", APART))
+    ]
+
+    async def run() -> dict[str, RunSummary]:
         async with session(config, parent=folder, num_workers=2, quiet=True) as open_session:
-            return await open_session.run(config)
+            return {each.name: await open_session.run(each) for each in (config, *others)}
 
     return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def finished(runs: dict[str, RunSummary]) -> RunSummary:
+    return runs["dropping"]
 
 
 def samples(run_dir: Path, step: int, name: str) -> list[dict[str, Any]]:
@@ -104,6 +128,22 @@ def test_metrics_of_every_data_set_are_those_of_its_stored_samples(finished: Run
             assert found["reward_errors"] == 4, "a refused prompt counts as 0"
             assert scores.ravel().tolist() == [float(len(s["response"]) < 12) for s in stored]
     assert samples(directory.path, 0, "other")[0]["answer"] is None, "no answer column is configured"
+
+
+def test_a_reward_model_in_another_pool_gives_the_same_evaluation(runs: dict[str, RunSummary]) -> None:
+    together, apart = (RunDirectory.open(runs[name].run_dir) for name in ("together", "apart"))
+    check_config(apart.config())
+    for name, prompts in (("validation", 6), ("other", 3)):
+        first, second = samples(together.path, 0, name), samples(apart.path, 0, name)
+        assert len(first) == 2 * prompts and len({sample["parts"]["model"] for sample in first}) > 1
+        for a, b in zip(first, second, strict=True):
+            numbers = [{**x.pop("parts"), "score": x.pop("score"), "reward": x.pop("reward")} for x in (a, b)]
+            assert a == b and numbers[0] == pytest.approx(numbers[1], abs=1e-5)
+    (a,), (b,) = read_metrics(together.metrics), read_metrics(apart.metrics)
+    found = {key: value for key, value in a.items() if key.startswith("eval/")}
+    assert found == pytest.approx({key: value for key, value in b.items() if key.startswith("eval/")}, abs=1e-5)
+    assert found["eval/other/reward_errors"] == 2 and len(found) > 30
+    assert not [key for key in b if key.startswith("held_out")], "the stages between have no metrics of their own"
 
 
 def test_the_command_evaluates_a_checkpoint(
