@@ -42,6 +42,11 @@ class DeploymentSpec:
         """`FLOW/DEPLOYMENT`, as Prefect's commands take it."""
         return f"{self.kind}-run/{self.name}"
 
+    @property
+    def config_name(self) -> str:
+        """`name` of the configuration that it is of."""
+        return str(self.parameters["config"]["name"])
+
 
 def deployment_specs(config: RunConfig) -> list[DeploymentSpec]:
     """`NAME` by hand, `NAME-nightly` and `NAME-evaluation` (the last two with their schedules, where given)."""
@@ -90,10 +95,32 @@ async def serve(specs: Sequence[DeploymentSpec], *, poll_interval_s: float) -> N
     """
     from prefect.runner import Runner
 
+    await remove_stale(specs)
     runner = Runner(name=TAG, limit=1, query_seconds=poll_interval_s)
     for spec in specs:
         await runner.aadd_deployment(await _deployment(spec))
     await runner.start()
+
+
+async def remove_stale(specs: Sequence[DeploymentSpec]) -> list[str]:
+    """Remove what an earlier registration of these configurations left and they no longer have, or a schedule that was
+    taken out would go on firing; returns the names. Deployments of other configurations stay, whatever they are called.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    wanted, removed = {spec.full_name for spec in specs}, []
+    async with get_client() as client:
+        for config in dict.fromkeys(spec.config_name for spec in specs):
+            for name in sorted({f"alignment-run/{config}-nightly", f"evaluation-run/{config}-evaluation"} - wanted):
+                try:
+                    found = await client.read_deployment_by_name(name)
+                except ObjectNotFound:
+                    continue
+                if TAG in found.tags and found.parameters.get("config", {}).get("name") == config:
+                    await client.delete_deployment(found.id)
+                    removed.append(name)
+    return removed
 
 
 async def deploy(specs: Sequence[DeploymentSpec], folder: Path) -> list[str]:

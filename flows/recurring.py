@@ -12,13 +12,14 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from prefect import flow
+from prefect import flow, get_client
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from configs.errors import UserError
 from configs.schema import RunConfig
+from flows.artifacts import reaching_server
 from flows.commands.evaluate import evaluation_config
 from flows.preflight import check
 from flows.run import RunSummary, ranks_needed, session
@@ -58,8 +59,16 @@ async def _run(config: RunConfig) -> RunSummary:
     check(config)
     parent = location(config.output)
     async with session(config, parent=parent, num_workers=ranks_needed(config), quiet=True) as open_session:
-        directory = run_directory(config, parent, UUID(str(flow_run.id)))
+        flow_run_id = UUID(str(flow_run.id))
+        directory = run_directory(config, parent, flow_run_id)
+        await reaching_server(directory.path.name, "the name", _name_flow_run(flow_run_id, directory.path.name))
         return await open_session.resume(directory, directory.config())
+
+
+async def _name_flow_run(flow_run_id: UUID, name: str) -> None:
+    """The page shows the flow run by its run directory's name."""
+    async with get_client() as client:
+        await client.update_flow_run(flow_run_id, name=name)
 
 
 def run_directory(config: RunConfig, parent: Location, flow_run_id: UUID) -> RunDirectory:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PREFECT_YAML = Path("prefect.yaml")
 POLL_INTERVAL_S = 2.0
+CLEAR_SCHEDULES = "PREFECT_DEPLOYMENTS_CLEAR_SCHEDULES_ON_EMPTY=true"
+"""A schedule that was taken out of the configuration goes from the server too."""
 WORKER = f"prefect worker start --pool {WORK_POOL} --limit 1"
 
 
@@ -61,17 +63,25 @@ def deploy(names: Sequence[str], overrides: Sequence[str], *, init: bool) -> Ans
             "deploy: there is no Prefect server to put deployments on; set PREFECT_API_URL, "
             "or use `hybridflow serve`, which starts one"
         )
-    from flows.deployments import deploy as register
-
-    ids = asyncio.run(register(specs, Path.cwd()))
+    ids, removed = asyncio.run(_register(specs))
     described = [{**_described(spec), "id": known} for spec, known in zip(specs, ids, strict=True)]
-    document = {"api_url": api_url, "work_pool": WORK_POOL, "deployments": described}
+    document = {"api_url": api_url, "work_pool": WORK_POOL, "deployments": described, "removed": removed}
 
     def show(console: Console) -> None:
         _show(console, specs)
+        for name in removed:
+            console.print(f"removed {name}: the configuration no longer has it", markup=False)
         console.print(f"start a worker where the GPUs are: {WORKER}", markup=False)
 
     return Answer(document=document, show=show)
+
+
+async def _register(specs: Sequence[DeploymentSpec]) -> tuple[list[str], list[str]]:
+    """Ids of the deployments, and names of those that went."""
+    from flows.deployments import deploy as register
+    from flows.deployments import remove_stale
+
+    return await register(specs, Path.cwd()), await remove_stale(specs)
 
 
 def _checked(names: Sequence[str], overrides: Sequence[str]) -> list[RunConfig]:
@@ -102,7 +112,7 @@ def _write_prefect_yaml(specs: Sequence[DeploymentSpec]) -> Answer:
     PREFECT_YAML.write_text(dump_yaml(prefect_document(specs, Path.cwd())), encoding="utf-8")
     commands = [f"prefect work-pool create {WORK_POOL} --type process --set-as-default",
                 f"prefect work-pool set-concurrency-limit {WORK_POOL} 1",
-                "prefect --no-prompt deploy --all", WORKER]  # fmt: skip
+                f"{CLEAR_SCHEDULES} prefect --no-prompt deploy --all", WORKER]  # fmt: skip
 
     def show(console: Console) -> None:
         _show(console, specs)
