@@ -97,7 +97,12 @@ def from_resolved(path: TextFile) -> RunConfig:
         raise ConfigError(f"{path}: nested too deeply; restore the file") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {shown(tree)}; a saved configuration is a JSON object")
-    return _validated(Source(tree=tree, places={}, name=str(path)))
+    return from_tree(tree, str(path))
+
+
+def from_tree(tree: dict[str, Any], name: str) -> RunConfig:
+    """A resolved configuration that was kept as JSON; raises ConfigError, with `name` as its place."""
+    return _validated(Source(tree=tree, places={}, name=name))
 
 
 def presets() -> dict[str, Path]:

@@ -145,6 +145,27 @@ def resume(run: Run, overrides: Overrides = None, runs: Runs = RUNS, json: Json 
     _finish(deliver(lambda: commands.resume(run, overrides or (), runs, quiet=json), as_json=json))
 
 
+@app.command()
+def replay(
+    run: Run,
+    iteration: Annotated[int, typer.Option("--iteration", "-i", min=0, help="Which iteration.")],
+    stage: Annotated[
+        str,
+        typer.Option("--stage", metavar="STAGE", help="As in `update_actor`, or `actor.compute_log_prob`."),
+    ],
+    overrides: Overrides = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Run a stored stage again: the same bit for bit, or where not; with --set, what if. The run stays untouched."""
+    from flows.commands.replay import replay as command
+
+    def work() -> Answer:
+        return command(run, runs, iteration=iteration, stage=stage, overrides=overrides or (), quiet=json)
+
+    _finish(deliver(work, as_json=json))
+
+
 @app.command(epilog=EPILOG)
 def evaluate(
     config: Config,

@@ -17,10 +17,10 @@ from workers.worker_group import WorkerGroup
 
 
 class Committer:
-    """The one committer of a run's rollout store."""
+    """The one committer of a run's rollout store. execution: its number, for the records."""
 
-    def __init__(self, store: RolloutStore) -> None:
-        self.store = store
+    def __init__(self, store: RolloutStore, *, execution: int = 0) -> None:
+        self.store, self.execution = store, execution
         self._last: asyncio.Task[None] | None = None
 
     def submit(
@@ -50,6 +50,7 @@ class Committer:
                 spec.key.stage,
                 arguments=dict(arguments),
                 metrics=metrics,
+                execution=self.execution,
             )
             return
         await asyncio.to_thread(
@@ -59,6 +60,7 @@ class Committer:
             kind=spec.call.kind,
             arguments=dict(arguments),
             metrics=metrics,
+            execution=self.execution,
         )
 
     def mark(self) -> asyncio.Task[None] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from configs.schema import RunConfig
 from flows.committer import Committer
@@ -83,16 +84,30 @@ class Controller:
         """Take the stage's place in its pools' order, then run it as a Prefect task."""
         for pool in pools_of(self.config, spec.call):
             self.turns.enter(pool, (spec.key.iteration, spec.place))
-        outcome, state = await run_stage_task(self, spec, after=self.graph.before(spec))
-        self.graph.ran(spec, outcome, state)
+        outcome = await self.start(spec)
         self.outcomes[spec.key.iteration][spec.key.stage] = outcome
         return outcome
+
+    async def start(self, spec: StageSpec) -> StageOutcome:
+        """`execute`, as people see it."""
+        outcome, state = await run_stage_task(self, spec, after=self.graph.before(spec))
+        self.graph.ran(spec, outcome, state)
+        return outcome
+
+    def committed(self, spec: StageSpec) -> StageRecord | None:
+        """What the store has in place of computing the stage; None: it is to be computed."""
+        record = self._records[spec.key.iteration].get(spec.key.stage)
+        return record if spec.call.kind == "column" else None
+
+    def arguments(self, spec: StageSpec) -> dict[str, Any]:
+        """What the ranks are told beside the columns."""
+        return {**spec.arguments, **self.coefficients.arguments(spec.call.site)}
 
     async def execute(self, spec: StageSpec) -> StageOutcome:
         """The stage's outcome: from the store when it was committed, else from the ranks."""
         pools, turn = pools_of(self.config, spec.call), (spec.key.iteration, spec.place)
-        record = self._records[spec.key.iteration].get(spec.key.stage)
-        if record is not None and spec.call.kind == "column":
+        record = self.committed(spec)
+        if record is not None:
             for pool in pools:
                 await self.turns.skip(pool, turn)
             return outcome_of(record)
@@ -107,7 +122,7 @@ class Controller:
             return await self._run(spec)
 
     async def _run(self, spec: StageSpec) -> StageOutcome:
-        arguments = {**spec.arguments, **self.coefficients.arguments(spec.call.site)}
+        arguments = self.arguments(spec)
         group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
         is_update = spec.call.kind == "state"
         if history_read(spec.call, self.config):

@@ -28,11 +28,12 @@ from pipeline.algorithms import get_algorithm
 from pipeline.coefficients import Coefficients
 from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
-from pipeline.placement import needs_model
-from pipeline.stages import RolloutsHandle
+from pipeline.placement import needs_model, pool_sizes
+from pipeline.stages import RolloutsHandle, StageOutcome
 from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
+from storage.executions import append_execution, next_execution, read_executions
 from storage.retention import RolloutRetention
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -82,7 +83,8 @@ class RunExecution:
         )
         self.replays = False
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
-        self.committer = Committer(RolloutStore(directory.rollouts))
+        self.number = len(read_executions(directory.path)) + 1
+        self.committer = Committer(RolloutStore(directory.rollouts), execution=self.number)
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
         self.recoveries = Recoveries(view.note)
         self.done = 0
@@ -188,7 +190,7 @@ class RunExecution:
         if newest is not None:
             versions |= await ranks.load(newest.path, sorted(trained))
         self.done = newest.step if newest is not None else 0
-        controller = Controller(
+        controller = self.controller(
             run=self.name,
             config=self.config,
             ranks=ranks,
@@ -203,7 +205,19 @@ class RunExecution:
         )
         CONTROLLERS[self.name] = controller
         self.recorder.ranks_built(ranks, iterations_done=self.done)
+        self._record_execution()
         return controller
+
+    def controller(self, **parts: Any) -> Controller:
+        """What executes the stages; a replay has another one."""
+        return Controller(**parts)
+
+    def _record_execution(self) -> None:
+        """Once, however often the ranks are built again: with which ranks and settings the run goes on."""
+        path, pools = self.directory.path, pool_sizes(self.config)
+        execution = next_execution(path, self.config, first_iteration=self.done, pools=pools, started_at=time.time())
+        if execution.number == self.number:
+            append_execution(path, execution)
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()
@@ -212,13 +226,7 @@ class RunExecution:
     async def _iteration(self, controller: Controller, iteration: int) -> None:
         started = time.perf_counter()
         await self.checkpointer.check()
-        controller.begin_iteration(iteration)
-        models = Models(run=self.name, iteration=iteration, config=self.config, execute=controller.issue)
-        try:
-            await self._stages(models, iteration)
-        finally:
-            await asyncio.gather(*models.stages, return_exceptions=True)
-            outcomes = await controller.end_iteration(iteration)
+        outcomes = await self._outcomes(controller, iteration)
         controller.coefficients = controller.coefficients.after(outcomes)
         metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
         self.last_metrics = metrics
@@ -228,6 +236,17 @@ class RunExecution:
             await checkpoint_task(self, controller, iteration + 1)
         self.done = iteration + 1
         self.recorder.iteration_done(self.done)
+
+    async def _outcomes(self, controller: Controller, iteration: int) -> dict[str, StageOutcome]:
+        """Execute the iteration's stages; no call of a failed one is left running."""
+        controller.begin_iteration(iteration)
+        models = Models(run=self.name, iteration=iteration, config=self.config, execute=controller.issue)
+        try:
+            await self._stages(models, iteration)
+        finally:
+            await asyncio.gather(*models.stages, return_exceptions=True)
+            outcomes = await controller.end_iteration(iteration)
+        return outcomes
 
     async def _stages(self, models: Models, iteration: int) -> None:
         prompts = RolloutsHandle(iteration)

@@ -24,7 +24,8 @@ class ModelCall:
     exists. `new_rows` marks calls whose result has rows of its own, `generates` those that ask the rollout engines.
     `uses` names roles whose models the call needs
     on the same ranks, where there are any. `also_reads`: columns of further row sets, by the name of the argument
-    that is given them. `reads_history`: the call reads what earlier iterations have committed.
+    that is given them. `reads_history`: the call reads what earlier iterations have committed. `reads_weights`: its
+    result depends on the role's weights.
     """
 
     role: str
@@ -37,6 +38,7 @@ class ModelCall:
     generates: bool = False
     uses: tuple[str, ...] = ()
     reads_history: bool = False
+    reads_weights: bool = True
     also_reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -87,17 +89,21 @@ CALLS: dict[str, ModelCall] = {
         ModelCall(role="actor", method="generate_sequences", kind="column", protocol="3D_ALL_MICRO_DP",
                   writes=GENERATED, new_rows=True, generates=True),
         ModelCall(role="actor", method="replay_sequences", kind="column", protocol="ONE_TO_ALL",
-                  writes=(*GENERATED, "reward", "reward_dropped", "replayed_from"), new_rows=True, reads_history=True),
-        ModelCall(role="actor", method="load_sequences", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
-        ModelCall(role="actor", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
+                  writes=(*GENERATED, "reward", "reward_dropped", "replayed_from"), new_rows=True, reads_history=True,
+                  reads_weights=False),
+        ModelCall(role="actor", method="load_sequences", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True,
+                  reads_weights=False),
+        ModelCall(role="actor", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True,
+                  reads_weights=False),
         ModelCall(role="cost", method="load_pairs", kind="column", protocol="DP_PROTO", writes=(*LOADED, "is_safe"),
-                  new_rows=True),
+                  new_rows=True, reads_weights=False),
         ModelCall(role="cost", method="update_cost", kind="state", protocol="DP_PROTO", reads=(*SEQUENCES, "is_safe")),
         ModelCall(role="cost", method="evaluate", kind="column", protocol="DP_PROTO"),
         ModelCall(role="actor", method="evaluate_pairs", kind="column", protocol="DP_PROTO",
                   reads=(*SEQUENCES, "ref_log_probs")),
         ModelCall(role="actor", method="evaluate_sequences", kind="column", protocol="DP_PROTO"),
-        ModelCall(role="reward", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True),
+        ModelCall(role="reward", method="load_pairs", kind="column", protocol="DP_PROTO", writes=LOADED, new_rows=True,
+                  reads_weights=False),
         ModelCall(role="actor", method="compute_log_prob", kind="column", protocol="DP_PROTO",
                   reads=SEQUENCES, writes=("log_probs", "entropy")),
         ModelCall(role="reference", method="compute_log_prob", kind="column", protocol="DP_PROTO",
@@ -108,7 +114,7 @@ CALLS: dict[str, ModelCall] = {
                   reads=(*SEQUENCES, "prompt_text", "text", "answer", "environment_reward?", "environment_dropped?"),
                   writes=("reward", "reward_dropped")),
         ModelCall(role="actor", method="compute_advantages", kind="column", protocol="ONE_TO_ALL",
-                  reads=REWARDED, writes=ADVANTAGES,
+                  reads=REWARDED, writes=ADVANTAGES, reads_weights=False,
                   also_reads={"baseline": ("group", "reward", "reward_dropped?")}),
         ModelCall(role="cost", method="compute_cost", kind="column", protocol="DP_PROTO",
                   reads=(*SEQUENCES, "prompt_text", "text", "answer"), writes=("cost", "cost_dropped")),
@@ -116,9 +122,9 @@ CALLS: dict[str, ModelCall] = {
                   reads=SEQUENCES, writes=("cost_values",)),
         ModelCall(role="actor", method="compute_safe_advantages", kind="column", protocol="ONE_TO_ALL",
                   reads=(*REWARDED, "cost", "cost_values?", "cost_dropped?"),
-                  writes=(*ADVANTAGES, "token_costs", "cost_returns")),
+                  writes=(*ADVANTAGES, "token_costs", "cost_returns"), reads_weights=False),
         ModelCall(role="actor", method="load_pretraining", kind="column", protocol="DP_PROTO", writes=LOADED,
-                  new_rows=True),
+                  new_rows=True, reads_weights=False),
         ModelCall(role="actor", method="update_actor", kind="state", protocol="DP_PROTO", reads=POLICY_INPUTS,
                   also_reads={"pretraining": SEQUENCES}),
         ModelCall(role="critic", method="update_critic", kind="state", protocol="DP_PROTO",

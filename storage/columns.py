@@ -69,7 +69,7 @@ def _records(folder: Location, arrays: Mapping[str, ArrayRecord], names: Sequenc
 
 def _read_arrays(folder: Location, records: Sequence[ArrayRecord], *, verify: bool) -> dict[str, Array]:
     try:
-        group = _open(folder)
+        group = open_group(folder)
     except DECODE_ERRORS as error:
         raise StorageError(f"{folder / 'zarr.json'} cannot be read by zarr ({error}); the file is damaged") from error
     with ThreadPoolExecutor(IO_THREADS) as pool:
@@ -77,7 +77,8 @@ def _read_arrays(folder: Location, records: Sequence[ArrayRecord], *, verify: bo
         return {record.name: column for record, column in zip(records, values, strict=True)}
 
 
-def _open(folder: Location) -> zarr.Group:
+def open_group(folder: Location) -> zarr.Group:
+    """An iteration's group, to read from. Raises DECODE_ERRORS for damage."""
     import zarr  # late, as in storage.arrays
     from zarr.storage import ObjectStore
 

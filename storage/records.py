@@ -80,6 +80,8 @@ class StageRecord:
     arrays: tuple[ArrayRecord, ...] = ()
     row_set: str = ""
     """The row set of its columns."""
+    execution: int = 0
+    """The execution of the run that computed it (`storage.executions`); 0: not known."""
 
     @property
     def columns(self) -> tuple[str, ...]:

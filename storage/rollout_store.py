@@ -114,6 +114,7 @@ class RolloutStore:
         kind: str = "column",
         arguments: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        execution: int = 0,
     ) -> None:
         """Make a written stage visible, whole or not at all; committing it again does nothing.
 
@@ -138,6 +139,7 @@ class RolloutStore:
                     num_rows=manifest.num_rows,
                     arrays=manifest.arrays,
                     row_set=manifest.row_set,
+                    execution=execution,
                 )
                 save_group(folder, group.with_stage(record, metadata))
             # A late writer of a fenced attempt may still add files here; what resists removal stays unseen.
@@ -150,6 +152,7 @@ class RolloutStore:
         *,
         arguments: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        execution: int = 0,
     ) -> None:
         """Log an update: an entry without arrays. A replay of the update replaces its entry."""
         folder = self.folder(iteration)
@@ -159,6 +162,7 @@ class RolloutStore:
             arguments=dict(arguments or {}),
             metrics=dict(metrics or {}),
             committed_at=_now(),
+            execution=execution,
         )
         with writing(folder), _locked(folder):
             group = self._group(iteration)

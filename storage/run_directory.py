@@ -23,7 +23,7 @@ from storage.atomic import atomic_write, claim_folder, fsync_path, make_folder, 
 from storage.errors import StorageError
 from storage.locations import Location, is_there, local_side, location, pointed_to
 from storage.object_path import ObjectPath
-from storage.run_lock import exclusive
+from storage.run_lock import exclusive, shared
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -82,6 +82,13 @@ class RunDirectory:
     def locked(self, on_loss: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
         """One process at a time runs a run directory (`storage.run_lock`). Raises StorageError when another does."""
         return exclusive(self.path, on_loss=on_loss)
+
+    def kept_still(self) -> AbstractContextManager[None]:
+        """No process of this machine runs the directory meanwhile; nothing in it is touched.
+
+        Raises StorageError when a process runs it.
+        """
+        return shared(self.path)
 
     @classmethod
     def open(cls, path: Location | str) -> RunDirectory:

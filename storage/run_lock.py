@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,22 @@ def exclusive(run: Location, *, on_loss: Callable[[str], None] | None = None) ->
                 yield
         else:
             yield
+
+
+@contextmanager
+def shared(run: Location) -> Iterator[None]:
+    """Keep processes of this machine from running the run; several may, and nothing in it is touched.
+
+    Raises StorageError when a process runs it, for one in an object store of any machine.
+    """
+    if is_held(run):
+        raise StorageError(f"{run} is being run by another process, which changes it; wait for it, or stop it")
+    path = local_side(run) / LOCK
+    with ExitStack() as stack:
+        if path.exists():  # else it was never run here
+            lock = stack.enter_context(open(path))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
 
 
 def is_held(run: Location) -> bool:

@@ -28,7 +28,7 @@ from storage.errors import StorageError
 from storage.locations import Location, as_folder, location
 from workers.checkpoint_reader import SafeReader
 from workers.hf import Kind, empty_model, load_tokenizer, quiet
-from workers.optimizer import Optimizer, Progress
+from workers.optimizer import Optimizer, Progress, local
 
 PROGRESS = "progress"
 
@@ -96,6 +96,36 @@ def load_role(path: Location, state: dict[str, Any], group: dist.ProcessGroup) -
     dcp_load(state, storage_reader=SafeReader(path), process_group=group)
     names = [field.name for field in dataclasses.fields(Progress)]
     return Progress(**dict(zip(names, state[PROGRESS].tolist(), strict=True)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """A tensor of a checkpoint that differs in `num_different` of this rank's entries, by at most `largest`."""
+
+    name: str
+    num_different: int
+    largest: float
+
+
+def differing_tensors(path: Location, state: dict[str, Any], group: dist.ProcessGroup) -> list[TensorDifference]:
+    """Where the state's tensors (or shards) are not, bit for bit, those that `path` holds (collective).
+
+    Takes a second copy of the state, in the host's memory. Raises UserError when `path` holds no such role.
+    """
+    stored = host_copy(state)
+    load_role(path, stored, group)
+    found = (_difference(name, local(stored[name]), local(tensor).cpu()) for name, tensor in state.items())
+    return [difference for difference in found if difference is not None]
+
+
+def _difference(name: str, stored: Tensor, ours: Tensor) -> TensorDifference | None:
+    theirs, mine = (tensor.contiguous().flatten() for tensor in (stored, ours))
+    bits = (theirs.view(torch.uint8) != mine.view(torch.uint8)).view(len(mine), -1) if len(mine) else torch.zeros(0, 1)
+    entries = bits.any(dim=1)
+    if not entries.any():
+        return None
+    gap = (theirs.double() - mine.double()).abs()[entries]
+    return TensorDifference(name=name, num_different=int(entries.sum()), largest=float(gap.max()))
 
 
 def save_config(path: Path, model: PreTrainedModel) -> None:

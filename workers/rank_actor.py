@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +192,16 @@ class RankActor:
         for role in roles:
             context.model(role).load(location(path) / role)
         return {role: context.model(role).version for role in roles}
+
+    @enveloped
+    def compare_checkpoint(self, path: str, roles: tuple[str, ...], incarnation: int) -> list[dict[str, Any]]:
+        """Tensors of the roles that are not, bit for bit, those below `path`, on this rank (collective)."""
+        context = self._ready(incarnation)
+        return [
+            {**asdict(difference), "name": f"{role}/{difference.name}"}
+            for role in roles
+            for difference in context.model(role).differing_tensors(location(path) / role, context.group.writers)
+        ]
 
     @enveloped
     def shutdown(self) -> None:

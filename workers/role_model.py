@@ -21,7 +21,7 @@ from pipeline.losses import PAIR_LOSSES, get_loss
 from pipeline.rollouts import Array, Rollouts, ranges
 from storage.locations import Location
 from workers import packed_model
-from workers.checkpoint_io import host_copy, load_role, role_state, save_role
+from workers.checkpoint_io import TensorDifference, differing_tensors, host_copy, load_role, role_state, save_role
 from workers.device import compute_dtype
 from workers.optimizer import Optimizer, Progress, local
 from workers.packed_model import PackedCausalLM, PackedModel, PackedScalar
@@ -187,6 +187,10 @@ class RoleModel:
         self._progress = progress
         if self.optimizer is not None:
             self.optimizer.restore(progress)
+
+    def differing_tensors(self, path: Location, group: dist.ProcessGroup) -> list[TensorDifference]:
+        """Where weights, optimizer state and counters are not those that `save` wrote (collective over `group`)."""
+        return differing_tensors(path, self._state(), group)
 
     def copy_full_parameters_into(self, weights: Mapping[str, Tensor] | None) -> None:
         """Copy every parameter, whole, into the tensors of these Hugging Face names (collective).

@@ -232,15 +232,30 @@ class Ranks:
         """Load what `save` wrote, on any number of ranks; returns the roles' versions."""
         return await self._state("load_checkpoint", path, roles)
 
+    async def compare(self, path: Location, roles: Sequence[str]) -> dict[str, tuple[int, float]]:
+        """Tensors of the roles that are not, bit for bit, those that `save` wrote: entries that differ, by how much."""
+        found: dict[str, tuple[int, float]] = {}
+        for answers in (await self._on_holders("compare_checkpoint", path, roles)).values():
+            for entry in (entry for answer in answers for entry in answer):
+                count, largest = found.get(entry["name"], (0, 0.0))
+                found[entry["name"]] = (count + entry["num_different"], max(largest, entry["largest"]))
+        return found
+
     async def _state(self, method: str, path: Location, roles: Sequence[str]) -> dict[str, int]:
         versions: dict[str, int] = {}
+        for answers in (await self._on_holders(method, path, roles)).values():
+            versions.update(answers[0])
+        return versions
+
+    async def _on_holders(self, method: str, path: Location, roles: Sequence[str]) -> dict[str, list[Any]]:
+        """Every pool's ranks' answers, of pools that hold some of the roles."""
+        answers: dict[str, list[Any]] = {}
         for pool in self.pools.values():
             mine = tuple(role for role in roles if role in pool.roles)
             if mine:
                 calls = [getattr(rank.actor, method)(str(path), mine, self.incarnation) for rank in pool.ranks]
-                answers = await self._answers(calls, pool.ranks, self.config.cluster.call_timeout_s, method)
-                versions.update(answers[0])
-        return versions
+                answers[pool.name] = await self._answers(calls, pool.ranks, self.config.cluster.call_timeout_s, method)
+        return answers
 
     async def _answers(
         self, calls: Sequence[Awaitable[Envelope]], ranks: Sequence[Rank], timeout_s: float, what: str

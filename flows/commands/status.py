@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table
 from flows.live_view import headline
+from storage.executions import read_executions
 from storage.locations import Location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
@@ -50,6 +51,7 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
         "expected_end": _expected_end(said, lines, total - done, seconds, now) if going_on else None,
         "last_change": said.updated_at if said else None,
         "ranks": _ranks(said, now, going_on=going_on),
+        "executions": [execution.to_json() for execution in read_executions(run.path)],
         "last_iterations": [{**line, "headline": headline(line)} for line in lines[-LAST:]],
     }
     return Answer(document=finite(document), show=lambda console: _show(console, document, now))
@@ -126,6 +128,8 @@ def _show(console: Console, document: dict[str, Any], now: float) -> None:
                   markup=False)  # fmt: skip
     for line in _sentences(document, now):
         console.print(line, markup=False, soft_wrap=True)
+    for line in _executions(document["executions"]):
+        console.print(line, markup=False, soft_wrap=True)
     if document["ranks"]:
         rows = [_row(rank) for rank in document["ranks"]]
         header = ("rank", "for, s", "peak, GiB", "pool", "phase", "models held", "worker")
@@ -147,6 +151,17 @@ def _sentences(document: dict[str, Any], now: float) -> list[str]:
         end = datetime.fromtimestamp(document["expected_end"]).astimezone()
         pace = number(document["seconds_per_iteration"])
         lines.append(f"{pace} s an iteration; expected end {end:%Y-%m-%d %H:%M:%S %Z}")
+    return lines
+
+
+def _executions(executions: list[dict[str, Any]]) -> list[str]:
+    """From which iteration the run went on where, and what was changed; nothing of a run that was never resumed."""
+    lines = []
+    for execution in executions if len(executions) > 1 else ():
+        pools = ", ".join(f"{name}: {size}" for name, size in execution["pools"].items())
+        changed = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in execution["changed"].items())
+        said = f"from iteration {execution['first_iteration']} on {execution['num_ranks']} ranks ({pools})"
+        lines.append(f"execution {execution['execution']}: {said}" + (f"; changed: {changed}" if changed else ""))
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections import Counter
@@ -12,14 +13,21 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+import torch
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import Artifact, TaskRun
+from torch.distributed.checkpoint.state_dict_loader import load
 
+from configs.loader import apply_overrides
+from configs.schema import KlConfig
+from flows.commands.status import status as status_command
 from flows.prefect_server import LocalPrefectServer
-from flows.run import RunSummary, session
+from flows.run import RunSummary, Session, session
 from pipeline.calls import CALLS
 from pipeline.phases import phase_of
 from pipeline.trace import trace, trace_async
+from storage.checkpoints import CheckpointStore
+from storage.executions import read_executions
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -29,6 +37,8 @@ from storage.token_text import TokenTexts
 from tests.flows.ranks import PaddingForbidden
 from tests.flows.tiny_runs import final_weights, largest_difference, ppo_config, write_inputs
 from tests.sockets import Listening, exposed, watched
+from workers.checkpoint_io import read_model
+from workers.checkpoint_reader import SafeReader
 
 PLACEMENTS = {
     "all together": {"num_ranks": 2},
@@ -57,14 +67,42 @@ def sockets(prefect_server: LocalPrefectServer) -> Iterator[Listening]:
         yield found
 
 
+ELASTIC = {
+    "all apart": ("on one rank", "on four pools"),
+    "actor and reference, critic and reward": ("on two pools of two",),
+}
+"""Resumes whose ranks the placement's workers have held just before, so that none starts anew."""
+
+
+async def resumed(open_session: Session, done: dict[str, RunSummary], placement: str, folder: Path) -> None:
+    """The run from its first checkpoint on one rank, an iteration longer; that one from its second, elsewhere."""
+    for name in ELASTIC[placement]:
+        alone = name == "on one rank"
+        before = Path(done["run" if alone else "on one rank"].run_dir)
+        directory = RunDirectory(folder / name.replace(" ", "_"))
+        shutil.copytree(before, directory.path)
+        shutil.rmtree(directory.checkpoints / f"{2 if alone else 3:08d}")
+        resources = {"num_ranks": 1} if alone else PLACEMENTS[placement]
+        overrides = (
+            f"name={directory.path.name}",
+            f"resources={json.dumps({**resources, 'device': 'cpu'})}",
+            "training.num_iterations=3",
+        )
+        done[name] = await open_session.resume(directory, apply_overrides(directory.config(), overrides))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> dict[str, RunSummary]:
-    """A run, and one optimizer update on its first rollouts under each placement."""
+    """A run; one optimizer update on its first rollouts under each placement; the run resumed on other ranks.
+
+    A batch of three prompts and mini-batches of two and one divide by no number of ranks but one.
+    """
     folder = tmp_path_factory.mktemp("runs")
     inputs = write_inputs(folder)
 
     async def everything() -> dict[str, RunSummary]:
-        config = ppo_config(inputs)
+        data = {"batch_size": 3}
+        config = ppo_config(inputs, data=data, kl={"target": 0.01, "horizon": 50})
         async with session(config, parent=folder, num_workers=4, quiet=True) as open_session:
             careful = type(open_session)(**{**vars(open_session), "actor_class": PaddingForbidden})
             done = {"run": await careful.run(config)}
@@ -72,6 +110,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> di
                 again = ppo_config(
                     inputs,
                     name=name.replace(" ", "_"),
+                    data=data,
                     training={"num_iterations": 1},
                     resources={**resources, "device": "cpu"},
                 )
@@ -79,6 +118,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> di
                 first = Path(done["run"].run_dir) / "rollouts" / "00000000"
                 shutil.copytree(first, directory.rollouts / "00000000")
                 done[name] = await open_session.resume(directory, again)
+                if name in ELASTIC:
+                    await resumed(open_session, done, name, folder)
             return done
 
     return asyncio.run(everything())
@@ -230,3 +271,50 @@ def test_the_run_left_its_timeline_status_and_tokenizer(finished: dict[str, RunS
     texts = TokenTexts([Path(finished["run"].run_dir)])
     assert texts.are_known
     assert batch["text"][0] in "".join(texts.pieces(batch["token_ids"][: batch.lengths[0]].tolist()))
+
+
+def parameters(run: str, step: int, role: str) -> dict[str, torch.Tensor]:
+    """The role's weights and Adam's moments in a checkpoint."""
+    path = RunDirectory.open(run).checkpoints / f"{step:08d}" / role
+    weights = dict(read_model(path)[0].named_parameters())
+    moments = {f"{m}/{name}": torch.empty_like(p) for name, p in weights.items() for m in ("exp_avg", "exp_avg_sq")}
+    load(moments, storage_reader=SafeReader(path), no_dist=True)
+    return {**{name: p.detach() for name, p in weights.items()}, **moments}
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("name", [name for names in ELASTIC.values() for name in names])
+def test_an_update_on_other_ranks_is_the_uninterrupted_one(
+    name: str, role: str, finished: dict[str, RunSummary]
+) -> None:
+    """Two ranks to one, one to four pools, one to two and two: weights and moments to 1e-6 (float32)."""
+    before, step = ("run", 2) if name == "on one rank" else ("on one rank", 3)
+    ours, theirs = (parameters(finished[n].run_dir, step, role) for n in (name, before))
+    assert largest_difference(ours, theirs) < 1e-6
+
+
+def test_what_adapts_and_the_versions_carry_over(finished: dict[str, RunSummary]) -> None:
+    states = {}
+    for name in ("on one rank", "on four pools", "on two pools of two"):
+        newest = CheckpointStore(RunDirectory.open(finished[name].run_dir).checkpoints).latest()
+        assert newest is not None
+        states[name] = {key: newest.state[key] for key in ("iteration", "kl_coef", "versions")}
+    first = states["on one rank"]
+    assert all(state == first for state in states.values())
+    assert first["versions"] == {"actor": 3, "critic": 3} and first["kl_coef"] != KlConfig().coef
+
+
+def test_a_run_says_which_iterations_ran_on_which_ranks(finished: dict[str, RunSummary]) -> None:
+    directory = RunDirectory.open(finished["on four pools"].run_dir)
+    executions = read_executions(directory.path)
+    assert [(e.number, e.first_iteration, dict(e.pools)) for e in executions] == [
+        (1, 0, {"main": 2}), (2, 1, {"main": 1}), (3, 2, dict.fromkeys("abcd", 1)),
+    ]  # fmt: skip
+    assert executions[1].changed["resources.num_ranks"] == (2, 1)
+    assert executions[2].placement == PLACEMENTS["all apart"]["placement"]
+    stages = {i: RolloutStore(directory.rollouts).stages(i) for i in range(3)}
+    assert {record.execution for record in stages[0].values()} == {1}
+    assert stages[2]["actor.generate_sequences"].execution == 2
+    assert stages[2]["actor.update_actor"].execution == 3
+    said = status_command(str(directory.path), directory.path.parent).document["executions"]
+    assert [entry["num_ranks"] for entry in said] == [2, 1, 4]

@@ -1,0 +1,208 @@
+"""Computes stored stages again on ranks of their own, and compares them with what is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from distributed import Client
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+from flows.live_view import LiveView
+from flows.replay_execution import Place, ReplayExecution, Scratch, make_scratch, stored_target
+from flows.replay_plan import ReplayPlan, config_when, next_checkpoint, replay_plan, stored_stages
+from flows.replay_result import AlteredInput, Replay, Weights
+from flows.run import ranks_needed
+from flows.signals import StopRequest
+from pipeline.comparison import (
+    ColumnDifference,
+    MetricDifference,
+    differing_columns,
+    differing_metrics,
+    shared_metrics,
+)
+from pipeline.trace import trace_async
+from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.mirror import AlteredColumn
+from storage.records import StageRecord
+from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayer:
+    """A run, and what replays share: a cluster, a folder for scratch directories."""
+
+    run: RunDirectory
+    client: Client
+    folder: Path
+    view: LiveView
+    stop: StopRequest
+    used: list[str] = field(default_factory=list)
+
+    def execution(
+        self, plan: ReplayPlan, config: RunConfig, *, end: int, keeps: frozenset[str] | None = None
+    ) -> tuple[ReplayExecution, Scratch]:
+        """An execution in a scratch directory of its own, with the iterations before `end`."""
+        self.used.append(plan.name)
+        scratch = make_scratch(self.run, plan, self.folder / str(len(self.used)), end=end)
+        execution = ReplayExecution(
+            plan=plan,
+            config=config,
+            keeps=keeps,
+            directory=scratch.directory,
+            client=self.client,
+            view=self.view,
+            stop=self.stop,
+        )
+        return execution, scratch
+
+    def compared(self, plan: ReplayPlan, execution: ReplayExecution) -> tuple[StageRecord, list[ColumnDifference]]:
+        """The replayed stage's record, and where its columns are not the stored ones."""
+        store = RolloutStore(execution.directory.rollouts)
+        replayed = store.stages(plan.iteration)[plan.stage]
+        names = [name for name in plan.record.columns if name in replayed.columns]
+        if not names:
+            return replayed, []
+        row_set = plan.record.row_set
+        stored = stored_target(self.run, plan, self.folder / f"{len(self.used)}-stored")
+        theirs = stored.read(plan.iteration, names, row_set=row_set)
+        return replayed, differing_columns(theirs, store.read(plan.iteration, names, row_set=row_set))
+
+    async def again(self, plan: ReplayPlan, config: RunConfig) -> Replay:
+        """The stage under the settings that it had."""
+        started, (target, problem) = time.perf_counter(), next_checkpoint(self.run, plan)
+        plan = replace(plan, notes=(*plan.notes, problem)) if problem else plan
+        end = plan.iteration + 1 if target is None else target.step
+        execution, scratch = self.execution(plan, config, end=end)
+        weights = None
+        async with execution.open():
+            await execution.go_on(plan.iteration + 1)
+            replayed, columns = self.compared(plan, execution)
+            metrics = differing_metrics(plan.record.metrics, replayed.metrics)
+            if target is not None and not metrics:
+                await execution.go_on(target.step)
+                weights = Weights(step=target.step, differing=await execution.compare(target.path))
+        found = self._replay(plan, config, replayed, tuple(metrics), columns, weights)
+        own = [a.column for a in scratch.altered if (a.iteration, a.stage) == (plan.iteration, plan.stage)]
+        if own:
+            found = replace(found, notes=(*found.notes, f"altered since their commit: {', '.join(own)} of {plan.name}"))
+        inputs = await self._inputs(plan, found, scratch, execution.replaying.read)
+        return replace(found, inputs=inputs, seconds=time.perf_counter() - started)
+
+    async def what_if(self, plan: ReplayPlan, before: RunConfig, config: RunConfig, overrides: Sequence[str]) -> Replay:
+        """The stage under other settings, on the weights that the run had."""
+        started = time.perf_counter()
+        keeps = frozenset({"kl_coef"} if before.kl == config.kl else ()) | (
+            {"cost_multiplier"} if before.safety == config.safety else set()
+        )
+        if plan.first < plan.iteration:
+            plan = replace(plan, checkpoint=await self._weights_before(plan, before), first=plan.iteration)
+        execution, _ = self.execution(plan, config, end=plan.iteration + 1, keeps=keeps)
+        async with execution.open():
+            await execution.go_on(plan.iteration + 1)
+        replayed, columns = self.compared(plan, execution)
+        metrics = tuple(shared_metrics(plan.record.metrics, replayed.metrics))
+        found = self._replay(plan, config, replayed, metrics, columns, None)
+        return replace(found, what_if=tuple(overrides), seconds=time.perf_counter() - started)
+
+    async def _weights_before(self, plan: ReplayPlan, config: RunConfig) -> Checkpoint:
+        """A checkpoint of the iteration's beginning, made by replaying the updates since the last one."""
+        execution, _ = self.execution(plan, config, end=plan.iteration)
+        async with execution.open():
+            await execution.go_on(plan.iteration)
+            await execution.save()
+        made = CheckpointStore(execution.directory.checkpoints).latest()
+        assert made is not None and made.step == plan.iteration
+        return made
+
+    def _replay(
+        self,
+        plan: ReplayPlan,
+        config: RunConfig,
+        replayed: StageRecord,
+        metrics: tuple[MetricDifference, ...],
+        columns: Sequence[ColumnDifference],
+        weights: Weights | None,
+    ) -> Replay:
+        notes = list(plan.notes)
+        if config.resources.device != "cpu" and not config.deterministic:
+            notes.append("without `deterministic: true` a GPU does not promise the same bits")
+        return Replay(
+            run=str(self.run.path),
+            iteration=plan.iteration,
+            stage=plan.stage,
+            what_if=(),
+            from_step=(plan.checkpoint.step if plan.checkpoint is not None else 0) if plan.trained else None,
+            updates=tuple(range(plan.first, plan.iteration)),
+            num_ranks=ranks_needed(config),
+            columns=plan.record.columns,
+            num_metrics=len(shared_metrics(plan.record.metrics, replayed.metrics)),
+            metrics=metrics,
+            column_differences=tuple(columns),
+            weights=weights,
+            notes=tuple(notes),
+        )
+
+    async def _inputs(
+        self, plan: ReplayPlan, found: Replay, scratch: Scratch, read: set[Place]
+    ) -> tuple[AlteredInput, ...]:
+        """Which of the columns that were read are altered: by their checksums; where none is and the result is
+        another one all the same, by computing them again."""
+        altered = [a for a in scratch.altered if (a.iteration, a.row_set, a.column) in read]
+        if altered:
+            return tuple([entry for a in _by_stage(altered) for entry in await self._producer(a, committed=False)])
+        if found.same_result:
+            return ()
+        suspects = _by_stage(_read_columns(self.run, plan, read))
+        entries = [entry for a in suspects for entry in await self._producer(a, committed=True)]
+        return tuple(entry for entry in entries if entry.difference is not None)
+
+    async def _producer(self, columns: Sequence[AlteredColumn], *, committed: bool) -> list[AlteredInput]:
+        """These columns, all of one stage, against what that stage computes."""
+        first = columns[0]
+        try:
+            record = stored_stages(self.run, first.iteration)[first.stage]
+            config = config_when(self.run, record)
+            plan = replay_plan(self.run, first.iteration, record, config, await trace_async(config))
+            execution, _ = self.execution(plan, config, end=plan.iteration + 1)
+            async with execution.open():
+                await execution.go_on(plan.iteration + 1)
+            by_name = {difference.column: difference for difference in self.compared(plan, execution)[1]}
+            reason = "" if by_name else "it is what its stage computes: a checksum alone was changed"
+        except UserError as error:
+            by_name, reason = {}, f"{first.stage} cannot be computed again: {error}"
+        shape = [name for name in ("rows", "length") if name in by_name]
+        return [
+            AlteredInput(
+                iteration=a.iteration,
+                stage=a.stage,
+                column=a.column,
+                row_set=a.row_set,
+                committed=committed,
+                difference=by_name.get(a.column, by_name.get(shape[0]) if shape else None),
+                reason=reason,
+            )
+            for a in columns
+        ]
+
+
+def _by_stage(columns: Sequence[AlteredColumn]) -> list[list[AlteredColumn]]:
+    stages: dict[tuple[int, str], list[AlteredColumn]] = {}
+    for column in columns:
+        stages.setdefault((column.iteration, column.stage), []).append(column)
+    return list(stages.values())
+
+
+def _read_columns(run: RunDirectory, plan: ReplayPlan, read: set[Place]) -> list[AlteredColumn]:
+    """What the stage itself has read, in the order of the stages that wrote it."""
+    records = RolloutStore(run.rollouts).stages(plan.iteration).values()
+    return [
+        AlteredColumn(iteration=plan.iteration, stage=record.stage, column=name, row_set=record.row_set)
+        for record in records
+        for name in record.columns
+        if (plan.iteration, record.row_set, name) in read and record.stage != plan.stage
+    ]
