@@ -259,7 +259,7 @@ def test_the_run_left_its_timeline_status_and_tokenizer(finished: dict[str, RunS
         ("checkpoint", "a", 0),
         ("checkpoint", "b", 1),
     }
-    whole = read_timeline(finished["run"].run_dir)  # type: ignore[arg-type]
+    whole = read_timeline(Path(finished["run"].run_dir))
     assert {span.rank for span in whole} == {0, 1} and all(span.end >= span.start > 1.7e9 for span in whole)
     assert {span.stage for span in whole} == {call.stage for call in trace(directory.config())} | {"checkpoint"}
     status = read_status(directory.path)
