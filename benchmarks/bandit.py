@@ -2,8 +2,8 @@
 
     python -m benchmarks.bandit [ALGORITHM ...] [--seeds 0 1 2] [--flow] [--output bandit.json]
 
-A random one-layer model answers four prompts with two letters; one problem, and one set of hyperparameters for
-each family of algorithms. The return is the mean reward of what is sampled in the last iterations, at
+A random one-layer model, whose first policy is nearly uniform, answers four prompts with two letters; one problem, and
+one set of hyperparameters for each family of algorithms, chosen on seeds 10 to 13. The return is the mean reward of what is sampled in the last iterations, at
 temperature 1; the goal is to be within 5 % of the best. Without --flow one rank runs in this process
 (`benchmarks.in_process`: the algorithm's function and the stages of a run); with it each is a `hybridflow run`.
 """
@@ -30,19 +30,29 @@ NUM_LAST = 5
 """Iterations whose samples the final return is taken of."""
 COST_LIMIT = 0.02
 TASK = Path(__file__).with_name("bandit_task.py")
-CRITIC: dict[str, Any] = {"critic": {"optimizer": {"lr": 1e-2}}}
+DECAY: dict[str, Any] = {"schedule": "linear", "min_lr_ratio": 0.2}
+"""Near the optimum advantages are still scaled to unit variance, however little is left: a constant rate shakes."""
+CRITIC: dict[str, Any] = {"optimizer": {"lr": 1e-2, **DECAY}}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "critic": {**CRITIC, "training": {"num_iterations": 70, "num_epochs": 2}},
-    "group": {"training": {"num_iterations": 60, "num_epochs": 2}},
+    "critic": {"critic": CRITIC, "training": {"num_iterations": 80, "num_epochs": 2}},
+    "group": {"training": {"num_iterations": 80, "num_epochs": 2}},
     # Advantages that no group centres.
-    "on_policy": {"training": {"num_iterations": 80, "num_epochs": 1}},
-    "sequence": {"training": {"num_iterations": 60, "num_epochs": 2}},
+    "on_policy": {"training": {"num_iterations": 160, "num_epochs": 1}},
+    "sequence": {"training": {"num_iterations": 80, "num_epochs": 2}},
 }
+COST = f"{TASK}:first_letter"
 SAFE: dict[str, Any] = {
-    "cost_critic": {"optimizer": {"lr": 1e-2}},
-    "costs": {"functions": [{"path": f"{TASK}:first_letter"}]},
-    "safety": {"cost_limit": COST_LIMIT, "multiplier_lr": 0.5},
+    "cost_critic": CRITIC,
+    "costs": {"functions": [{"path": COST}]},
+    # At the first value violating pays: the costly letter earns half a reward, which is more than 0.4 of a cost.
+    "safety": {"cost_limit": COST_LIMIT, "multiplier": 0.4, "multiplier_lr": 1.0},
 }
+UNCONSTRAINED: dict[str, Any] = {
+    # What it costs is shown beside Safe-RLHF's cost and counts for nothing.
+    "rewards": {"functions": [{"path": f"{TASK}:share_of_letters"}, {"path": COST, "weight": 0.0, "name": "cost"}]}
+}
+CONSTRAINED = {"safe_rlhf": SAFE, "ppo": UNCONSTRAINED}
+COST_METRIC = {"safe_rlhf": "cost_mean", "ppo": "reward/cost_mean"}
 FAMILY_OF = {
     "ppo": "critic", "safe_rlhf": "critic",
     "remax": "on_policy", "reinforce_pp": "on_policy",
@@ -56,7 +66,7 @@ def tree_of(algorithm: str, seed: int, folder: Path) -> dict[str, Any]:
     """The run's configuration; writes the task into `folder`."""
     prompts, tokenizer = write_task(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    scale = {"num_key_value_heads": 2, "initializer_range": 0.2}
+    scale = {"num_key_value_heads": 2, "initializer_range": 0.05}
     tokens = {"vocab_size": 7, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "max_position_embeddings": 16}
     model = {
         "path": str(tokenizer),
@@ -66,7 +76,7 @@ def tree_of(algorithm: str, seed: int, folder: Path) -> dict[str, Any]:
         "name": f"{algorithm}-{seed}",
         "algorithm": algorithm,
         "seed": seed,
-        "actor": {**model, "optimizer": {"lr": 2e-3}},
+        "actor": {**model, "optimizer": {"lr": 2e-3, **DECAY}},
         "data": {"train": {"path": str(prompts)}, "answer_column": "answer", "batch_size": 4},
         # No fifth prompt could replace a group without variance, and the return is to be of all that is sampled.
         "rollout": {"num_samples": 32, "max_new_tokens": LENGTH, "stop_token_ids": [], "dynamic_sampling": None},
@@ -75,7 +85,7 @@ def tree_of(algorithm: str, seed: int, folder: Path) -> dict[str, Any]:
         "checkpoint": {"every": 10_000},
         "resources": {"device": "cpu"},
         **FAMILIES[FAMILY_OF[algorithm]],
-        **(SAFE if algorithm == "safe_rlhf" else {}),
+        **CONSTRAINED.get(algorithm, {}),
     }
 
 
@@ -127,14 +137,18 @@ def summary(algorithm: str, seed: int, rows: Sequence[dict[str, Any]], seconds: 
         "seconds": seconds,
         "course": [round(row["reward_mean"], 3) for row in rows[:: max(1, len(rows) // 10)]],
     }
+    if algorithm in COST_METRIC:
+        result |= {"cost": _mean(rows[-NUM_LAST:], COST_METRIC[algorithm]), "cost_limit": COST_LIMIT}
     if safe:
-        result |= {"cost": _mean(rows[-NUM_LAST:], "cost_mean"), "cost_limit": COST_LIMIT}
+        multipliers = [row["cost_multiplier"] for row in rows]
+        result |= {"multiplier": {"first": multipliers[0], "largest": max(multipliers), "last": multipliers[-1]}}
     return result
 
 
 def reached(result: dict[str, Any]) -> bool:
-    """Within the goal, and under the limit on the cost where there is one."""
-    return bool(result["below_best"] <= GOAL and result.get("cost", 0.0) <= result.get("cost_limit", 0.0))
+    """Within the goal, and for Safe-RLHF under the limit on the cost."""
+    safe = result["algorithm"] != "safe_rlhf" or result["cost"] <= result["cost_limit"]
+    return bool(result["below_best"] <= GOAL and safe)
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
@@ -143,6 +157,8 @@ def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 def line_of(result: dict[str, Any]) -> str:
     cost = f"  cost {result['cost']:.3f} (limit {result['cost_limit']:g})" if "cost" in result else ""
+    if "multiplier" in result:
+        cost += "  multiplier {first:.2f}, at most {largest:.2f}, at the end {last:.2f}".format(**result["multiplier"])
     return (
         f"{result['algorithm']:22s} {result['seed']:4d}  {result['first']:.3f}  {result['final']:.3f}  "
         f"{result['best']:.3f}  {100 * result['below_best']:6.1f} %  {'yes' if reached(result) else 'NO':3s}  "

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bandit import FAMILY_OF, GOAL
-from benchmarks.bandit_task import WORDS, best_return, share_of_letters
+from benchmarks.bandit import COST_LIMIT, FAMILY_OF, GOAL
+from benchmarks.bandit_task import LENGTH, WORDS, best_return, share_of_letters
 from configs.algorithms import WITHOUT_CRITIC
+
+REWARD_OF_A_LETTER = 1 / LENGTH
+"""What the costly letter earns: a multiplier above it makes leaving it out the better answer."""
 
 
 def test_the_best_return_is_that_of_the_wanted_words() -> None:
@@ -30,15 +33,23 @@ def test_every_algorithm_that_learns_from_rewards_is_measured() -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Two algorithms by the command, in a process of its own: it joins a process group, as a rank does."""
+    """Three algorithms by the command, in a process of its own: it joins a process group, as a rank does."""
     output = tmp_path_factory.mktemp("bandit") / "bandit.json"
-    command = [sys.executable, "-m", "benchmarks.bandit", "grpo", "dapo", "--seeds", "0", "--output", str(output)]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "benchmarks.bandit", "grpo", "ppo", "safe_rlhf", "--seeds", "0"]
+    subprocess.run([*command, "--output", str(output)], check=True)
     return {result["algorithm"]: result for result in json.loads(output.read_text())["runs"]}
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "safe_rlhf"])
 def test_the_final_return_is_near_the_best(learned: dict[str, dict[str, Any]], algorithm: str) -> None:
     result = learned[algorithm]
-    assert result["first"] < 0.5
+    assert result["first"] < 0.25
     assert result["below_best"] <= GOAL, result["course"]
+
+
+def test_safe_rlhf_holds_the_limit_that_ppo_violates(learned: dict[str, dict[str, Any]]) -> None:
+    """The best answers cost 1 each. The multiplier starts where violating pays, so that it has to rise."""
+    ppo, safe = learned["ppo"], learned["safe_rlhf"]
+    assert ppo["cost"] > 0.9 > COST_LIMIT
+    assert safe["cost"] <= COST_LIMIT
+    assert safe["multiplier"]["first"] < REWARD_OF_A_LETTER < safe["multiplier"]["largest"]
