@@ -3,9 +3,10 @@
     python -m benchmarks.bandit [ALGORITHM ...] [--seeds 0 1 2] [--flow] [--output bandit.json]
 
 A random one-layer model, whose first policy is nearly uniform, answers four prompts with two letters; one problem, and
-one set of hyperparameters for each family of algorithms, chosen on seeds 10 to 13. The return is the mean reward of what is sampled in the last iterations, at
-temperature 1; the goal is to be within 5 % of the best. Without --flow one rank runs in this process
-(`benchmarks.in_process`: the algorithm's function and the stages of a run); with it each is a `hybridflow run`.
+one set of hyperparameters for each family of algorithms, chosen on seeds 10 to 13. The return is the mean reward of
+what is sampled in the last iterations, at temperature 1; the goal is to be within 5 % of the best. Without --flow one
+rank runs in this process (`benchmarks.in_process`: the algorithm's function and the stages of a run); with it each is
+a `hybridflow run`.
 """
 
 from __future__ import annotations
