@@ -34,6 +34,11 @@ class MemoryPlane(DataPlane):
     def __init__(self) -> None:
         self._held: dict[Rows, Rollouts] = {}
 
+    @property
+    def address(self) -> str:
+        """Nobody else reads: the loopback address."""
+        return "tcp://127.0.0.1:0"
+
     def get(self, ref: ColumnsRef, columns: Sequence[str]) -> Rollouts:
         return self._held[ref.iteration, ref.row_set].only(columns)
 
