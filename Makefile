@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/hybridflow quickstart
 
 test: $(VENV)/.installed-test lint types imports
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Every fault in every stage of a run, and at moments drawn by a seed; `make test` has each fault once.
 test-faults: $(VENV)/.installed-test

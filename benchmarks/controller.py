@@ -16,15 +16,14 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dask
-from distributed import Client, LocalCluster
+from distributed import Client
 
+from benchmarks.broadcasts import cluster, measure_broadcasts
 from benchmarks.sleeping_models import SleepingRank
 from configs.schema import RunConfig
 from flows.execution import RunExecution
@@ -32,8 +31,6 @@ from flows.prefect_client import client_settings
 from flows.prefect_server import LocalPrefectServer
 from flows.signals import StopRequest
 from storage.run_directory import RunDirectory
-from workers.cluster import local_settings
-from workers.places import RESOURCE
 
 STAGES_ON_CRITICAL_PATH = 4
 POOLS = {
@@ -75,21 +72,6 @@ def busy(intervals: list[tuple[float, float]], start: float, end: float) -> floa
         if finish > begin:
             total, reach = total + finish - begin, finish
     return total
-
-
-@asynccontextmanager
-async def cluster(num_workers: int) -> AsyncIterator[Client]:
-    settings = {**local_settings(1, device="cpu"), "distributed.worker.preload": []}
-    with dask.config.set(settings):
-        async with (
-            LocalCluster(
-                n_workers=num_workers, threads_per_worker=1, memory_limit=0, host="127.0.0.1", dashboard_address=None,
-                resources={RESOURCE: 1}, asynchronous=True, silence_logs=40,
-            ) as local,
-            Client(local, asynchronous=True) as client,
-        ):  # fmt: skip
-            await client.wait_for_workers(num_workers)
-            yield client
 
 
 def configuration(resources: Mapping[str, Any], args: argparse.Namespace) -> RunConfig:
@@ -144,64 +126,21 @@ async def measure_iterations(
     }
 
 
-class Echo:
-    """The smallest actor."""
-
-    def call(self, value: int) -> int:
-        return value
-
-
-async def dask_broadcast(client: Client, workers: list[str], repeats: int) -> float:
-    futures = [client.submit(Echo, actor=True, workers=[w], key=f"echo-{w}-{time.time()}", pure=False) for w in workers]
-    actors = await asyncio.gather(*futures)
-    await asyncio.gather(*(a.call(0) for a in actors))
-    times = []
-    for i in range(repeats):
-        started = time.perf_counter()
-        await asyncio.gather(*(a.call(i) for a in actors))
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
-def ray_broadcasts(sizes: list[int], repeats: int) -> dict[int, float]:
-    import ray
-
-    ray.init(num_cpus=max(sizes), include_dashboard=False, log_to_driver=False, logging_level="error")
-    remote, result = ray.remote(num_cpus=1)(Echo), {}
-    for size in sizes:
-        actors = [remote.remote() for _ in range(size)]
-        ray.get([a.call.remote(0) for a in actors])
-        times = []
-        for i in range(repeats):
-            started = time.perf_counter()
-            ray.get([a.call.remote(i) for a in actors])
-            times.append(time.perf_counter() - started)
-        result[size] = statistics.median(times)
-        for actor in actors:
-            ray.kill(actor)
-    ray.shutdown()
-    return result
-
-
-async def run(args: argparse.Namespace) -> dict[str, Any]:
-    report: dict[str, Any] = {"samples": args.samples, "tokens": args.tokens, "sleep_s": args.sleep, "placements": {}}
+async def measure_placements(args: argparse.Namespace) -> dict[str, Any]:
+    """The controller's exposed time, by placement."""
+    placements = {}
     with tempfile.TemporaryDirectory(dir=args.scratch) as home:
         async with cluster(8) as client, LocalPrefectServer(Path(home)) as server:
             with client_settings(server.api_url):
                 for name, resources in POOLS.items():
-                    report["placements"][name] = await measure_iterations(client, resources, args)
-                    print(f"{name:14s}", {k: round(v, 3) for k, v in report["placements"][name].items()}, flush=True)
-    report["broadcast"] = {}
-    for size in args.broadcast:
-        async with cluster(size) as client:
-            addresses = list((await client.scheduler.identity())["workers"])
-            report["broadcast"][size] = {"dask_ms": 1e3 * await dask_broadcast(client, addresses, args.repeats)}
-    return report
+                    placements[name] = await measure_iterations(client, resources, args)
+                    print(f"{name:14s}", {k: round(v, 3) for k, v in placements[name].items()}, flush=True)
+    return placements
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=6, help="0: broadcasts only")
     parser.add_argument("--sleep", type=float, default=1.0, help="seconds of every stage")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=1024)
@@ -211,14 +150,12 @@ def main() -> None:
     parser.add_argument("--scratch", default=None, help="folder for the run (a disk, not memory)")
     parser.add_argument("--output", default=None)
     args = parser.parse_args()
-    report = asyncio.run(run(args))
-    if not args.no_ray:
-        for size, seconds in ray_broadcasts(args.broadcast, args.repeats).items():
-            row = report["broadcast"][size]
-            row["ray_ms"] = 1e3 * seconds
-            row["ratio"] = row["dask_ms"] / row["ray_ms"]
-    for size, row in report["broadcast"].items():
-        print(f"broadcast to {size:3d}", {k: round(v, 2) for k, v in row.items()})
+    report: dict[str, Any] = {"samples": args.samples, "tokens": args.tokens, "sleep_s": args.sleep}
+    report["placements"] = asyncio.run(measure_placements(args)) if args.iterations else {}
+    report["broadcast"] = []
+    for row in measure_broadcasts(args.broadcast, args.repeats, with_ray=not args.no_ray):
+        report["broadcast"].append(row)
+        print("broadcast", {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if args.output:
         Path(args.output).write_text(json.dumps(report, indent=1))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.utilities.annotations import quote
 
 from flows.task_graph import TaskState
 from pipeline.phases import PHASES, phase_of
@@ -38,8 +39,10 @@ async def run_stage_task(
 ) -> tuple[StageOutcome, TaskState]:
     """Run a stage of this controller as a task of the current flow run; its outcome and its final state."""
     run = TASKS[phase_of(spec.call)]
+    # Quoted: Prefect would look for earlier results in it, by `id`, and find those whose memory it was given.
+    asked = quote(spec)
     # Prefect types this call as if the task were not asynchronous.
-    state: TaskState = await run(spec.key.name, controller.run, spec, wait_for=after, return_state=True)  # type: ignore[misc]
+    state: TaskState = await run(spec.key.name, controller.run, asked, wait_for=after, return_state=True)  # type: ignore[misc]
     return await state.aresult(), state
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,22 @@ from flows.prefect_server import LocalPrefectServer, client_settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+LONGEST = (
+    "flows/test_quickstart.py", "workers/engines/test_sglang_faults.py", "flows/test_resume.py", "flows/test_run.py",
+    "faults/test_faults.py", "workers/test_engine_link.py", "workers/reshard/test_transition.py",
+    "flows/test_algorithms.py", "flows/test_deployments.py", "workers/engines/test_sglang_engine.py",
+    "flows/test_examples.py", "cases/test_ranks.py", "flows/test_prefect_server.py", "flows/test_cli_run.py",
+    "flows/test_evaluation.py",
+)  # fmt: skip
+"""Files that take more than 20 s of processor time, longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that two processes end at about the same time (see the Makefile)."""
+    tests = Path(__file__).parent
+    order = {tests / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session")

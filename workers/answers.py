@@ -12,6 +12,8 @@ from typing import Any
 
 from configs.errors import UserError
 from workers.envelope import Envelope, RankError, RanksLost
+from workers.lines import Line
+from workers.rank_actor import RankActor
 
 GRACE_S = 5.0
 """After one rank's failure the others may answer for this long, so that the root cause is known."""
@@ -24,9 +26,13 @@ Task = asyncio.Task[Any]
 class Rank:
     """A placed rank actor."""
 
-    actor: Any
-    address: str
+    line: Line
     global_rank: int
+
+    @property
+    def address(self) -> str:
+        """Of its worker."""
+        return self.line.address
 
 
 async def answers_of(
@@ -91,9 +97,10 @@ async def _responds(rank: Rank) -> bool:
 async def pinged(rank: Rank) -> dict[str, Any] | None:
     """What the rank does now (`RankActor.ping`); None when it does not answer."""
     try:
-        answer: dict[str, Any] = await asyncio.wait_for(rank.actor.ping(), PING_S)
+        envelope = await asyncio.wait_for(rank.line.call(RankActor.ping), PING_S)
     except (OSError, ValueError, TimeoutError):
         return None
+    answer: dict[str, Any] | None = envelope.result
     return answer
 
 
@@ -106,7 +113,7 @@ def names(numbers: Sequence[int]) -> str:
 async def _answer(call: Awaitable[Envelope], rank: Rank, what: str) -> Any:
     try:
         envelope = await call
-    except (OSError, ValueError) as error:  # what Dask raises for an actor whose worker is gone
+    except (OSError, ValueError) as error:  # its worker is gone
         raise RanksLost(
             f"{names([rank.global_rank])} lost in {what}",
             ranks=[rank.global_rank],

@@ -55,6 +55,9 @@ def local_settings(threads_per_rank: int, *, device: str) -> dict[str, object]:
         # a worker that starts again is slow to import torch, not lost: the cluster must not close its nanny
         "distributed.deploy.lost-worker-timeout": "1 hour",
         "distributed.admin.tick.limit": "30s",
+        # every 20 ms and 10 ms, in each worker and nanny: a fiftieth of a core a rank, for pages that nobody opens
+        "distributed.admin.tick.interval": "1s",
+        "distributed.worker.profile.enabled": False,
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,

@@ -26,6 +26,7 @@ from storage.locations import local_side, location
 from storage.log_file import LogFile
 from storage.records import StageManifest
 from workers.envelope import Envelope, classify, enveloped
+from workers.lines import CalledActor
 from workers.progress import STAGE
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class RankReply:
     """Start and end, seconds since 1970."""
 
 
-class RankActor:
+class RankActor(CalledActor):
     """Importing this module must stay cheap: the controller does, without torch; ranks import late.
 
     Synchronous methods queue on the worker's actor thread, where the process group and the

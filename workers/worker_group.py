@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +26,13 @@ from workers.answers import Rank, answers_of, names
 from workers.attach import check_scheduler
 from workers.cluster import kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
+from workers.lines import Line, placed
 from workers.network import refuse_spread_engines
 from workers.places import worker_addresses
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
 
 logger = logging.getLogger(__name__)
+StateMethod = Callable[[RankActor, str, tuple[str, ...], int], Envelope]
 Place = tuple[int, int, int, int]
 """Rank in its pool, size of the pool; rank in its process group, size of the group."""
 _PLACES: dict[str, Place] = {}
@@ -75,6 +76,7 @@ class Ranks:
     """The first failure of this incarnation, of which others may be echoes."""
     _placed: set[str] = field(default_factory=set)
     """Addresses of the workers that hold, or were to hold, an actor."""
+    _lines: list[Line] = field(default_factory=list)
 
     async def build(self) -> None:
         """Place an actor on every rank, join the pools' process groups, build the models.
@@ -92,10 +94,10 @@ class Ranks:
         addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
         refuse_spread_engines(self.config, addresses)
         self._placed |= set(addresses)
-        actors = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
+        lines = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
             roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
-            members = tuple(Rank(actor=actors[g], address=addresses[g], global_rank=g) for g in ranks)
+            members = tuple(Rank(line=lines[g], global_rank=g) for g in ranks)
             self.pools[name] = ResourcePool(name=name, ranks=members, roles=roles)
         self.broken, self.fault = False, None
         worlds_of_pools = [[self.pools[name] for name in names] for names in together]
@@ -125,16 +127,20 @@ class Ranks:
             await asyncio.sleep(0.1)
         return addresses
 
-    async def _place(self, global_rank: int, address: str) -> Any:
-        key = f"rank-{global_rank}-{self.incarnation}-{uuid.uuid4().hex[:8]}"
-        future = self.client.submit(
-            self.actor_class, actor=True, workers=[address], allow_other_workers=False, key=key, pure=False
-        )
+    async def _place(self, global_rank: int, address: str) -> Line:
+        placing = placed(self.client, self.actor_class, address, name=f"rank-{global_rank}-{self.incarnation}")
         try:
-            return await asyncio.wait_for(future, self.config.cluster.start_timeout_s)
+            line = await asyncio.wait_for(placing, self.config.cluster.start_timeout_s)
         except (OSError, ValueError) as error:  # OSError: TimeoutError too
             where = f"{names([global_rank])} lost while it was placed"
             raise RanksLost(where, ranks=[global_rank], details=f"{address}: {error!r}") from error
+        self._lines.append(line)
+        return line
+
+    def _hang_up(self) -> None:
+        for line in self._lines:
+            line.close()
+        self._lines.clear()
 
     async def _set_up(self, pools: Sequence[ResourcePool], group_number: int) -> None:
         """Pools of one process group, the number-th of the run: their ranks one after the other."""
@@ -142,7 +148,7 @@ class Ranks:
         timeout_s = max(cluster.call_timeout_s, cluster.start_timeout_s)
         port = cluster.rendezvous_port + group_number if cluster.rendezvous_port else 0
         everyone = [rank for pool in pools for rank in pool.ranks]
-        opening = everyone[0].actor.open_rendezvous(cluster.interface, port)
+        opening = everyone[0].line.call(RankActor.open_rendezvous, cluster.interface, port)
         (rendezvous,) = await self._answers([opening], everyone[:1], timeout_s, "rendezvous")
         sizes = tuple(len(pool.ranks) for pool in pools)
         specs = [
@@ -164,7 +170,7 @@ class Ranks:
             for number, pool in enumerate(pools)
             for i, rank in enumerate(pool.ranks)
         ]
-        calls = [rank.actor.setup(spec) for rank, spec in zip(everyone, specs, strict=True)]
+        calls = [rank.line.call(RankActor.setup, spec) for rank, spec in zip(everyone, specs, strict=True)]
         called = " and ".join(pool.name for pool in pools)
         for answer in await self._answers(calls, everyone, timeout_s, f"setup of pool {called}"):
             logger.info("pool %s: %s", called, answer)
@@ -186,6 +192,7 @@ class Ranks:
         await check_scheduler(self.client, self.config, self.run_dir)
         self._placed |= {rank.address for pool in self.pools.values() for rank in pool.ranks}
         self.pools.clear()
+        self._hang_up()
         try:
             await kill_workers(self.client, self._placed, timeout_s=self.config.cluster.start_timeout_s)
         except TimeoutError as error:
@@ -199,12 +206,17 @@ class Ranks:
         Workers of broken ranks hold what nobody can take from them: their processes are killed.
         """
         if self.broken:
+            self._hang_up()
             await self._kill_what_is_left()
             return
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
         self.pools.clear()
-        if everyone:
-            await self._answers([rank.actor.shutdown() for rank in everyone], everyone, 60.0, "shutdown")
+        try:
+            if everyone:
+                calls = [rank.line.call(RankActor.shutdown) for rank in everyone]
+                await self._answers(calls, everyone, 60.0, "shutdown")
+        finally:
+            self._hang_up()
 
     async def _kill_what_is_left(self) -> None:
         addresses = self._placed | {rank.address for pool in self.pools.values() for rank in pool.ranks}
@@ -220,41 +232,44 @@ class Ranks:
 
         The ranks may go on with the next stage; `saved` says when all of it is on the disk.
         """
-        return await self._state("save_checkpoint", path, roles)
+        return await self._state(RankActor.save_checkpoint, path, roles)
 
     async def saved(self) -> None:
         """Wait until what `save` has copied is on the disk. Raises what a writer has met."""
         timeout_s = self.config.cluster.call_timeout_s
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
-        await self._answers([rank.actor.checkpoint_saved() for rank in everyone], everyone, timeout_s, "checkpoint")
+        await self._answers(
+            [rank.line.call(RankActor.checkpoint_saved) for rank in everyone], everyone, timeout_s, "checkpoint"
+        )
 
     async def load(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Load what `save` wrote, on any number of ranks; returns the roles' versions."""
-        return await self._state("load_checkpoint", path, roles)
+        return await self._state(RankActor.load_checkpoint, path, roles)
 
     async def compare(self, path: Location, roles: Sequence[str]) -> dict[str, tuple[int, float]]:
         """Tensors of the roles that are not, bit for bit, those that `save` wrote: entries that differ, by how much."""
         found: dict[str, tuple[int, float]] = {}
-        for answers in (await self._on_holders("compare_checkpoint", path, roles)).values():
+        for answers in (await self._on_holders(RankActor.compare_checkpoint, path, roles)).values():
             for entry in (entry for answer in answers for entry in answer):
                 count, largest = found.get(entry["name"], (0, 0.0))
                 found[entry["name"]] = (count + entry["num_different"], max(largest, entry["largest"]))
         return found
 
-    async def _state(self, method: str, path: Location, roles: Sequence[str]) -> dict[str, int]:
+    async def _state(self, method: StateMethod, path: Location, roles: Sequence[str]) -> dict[str, int]:
         versions: dict[str, int] = {}
         for answers in (await self._on_holders(method, path, roles)).values():
             versions.update(answers[0])
         return versions
 
-    async def _on_holders(self, method: str, path: Location, roles: Sequence[str]) -> dict[str, list[Any]]:
+    async def _on_holders(self, method: StateMethod, path: Location, roles: Sequence[str]) -> dict[str, list[Any]]:
         """Every pool's ranks' answers, of pools that hold some of the roles."""
         answers: dict[str, list[Any]] = {}
         for pool in self.pools.values():
             mine = tuple(role for role in roles if role in pool.roles)
             if mine:
-                calls = [getattr(rank.actor, method)(str(path), mine, self.incarnation) for rank in pool.ranks]
-                answers[pool.name] = await self._answers(calls, pool.ranks, self.config.cluster.call_timeout_s, method)
+                calls = [rank.line.call(method, str(path), mine, self.incarnation) for rank in pool.ranks]
+                timeout_s = self.config.cluster.call_timeout_s
+                answers[pool.name] = await self._answers(calls, pool.ranks, timeout_s, method.__name__)
         return answers
 
     async def _answers(
@@ -308,7 +323,7 @@ class WorkerGroup:
             for a in assigned
         ]
         ranks = self.pool.ranks
-        calls = [r.actor.run_stage(q) for r, q in zip(ranks, requests, strict=True)]
+        calls = [r.line.call(RankActor.run_stage, q) for r, q in zip(ranks, requests, strict=True)]
         timeout_s = self.ranks.config.cluster.call_timeout_s
         replies: list[RankReply] = await self.ranks._answers(calls, ranks, timeout_s, spec.key.name)
         return _outcome(replies, [rank.global_rank for rank in ranks])
@@ -317,7 +332,7 @@ class WorkerGroup:
         """The manifest of the columns that the pool's first rank has written."""
         first = self.pool.ranks[:1]
         timeout_s = self.ranks.config.cluster.call_timeout_s
-        calls = [rank.actor.manifest(spec.key) for rank in first]
+        calls = [rank.line.call(RankActor.manifest, spec.key) for rank in first]
         (manifest,) = await self.ranks._answers(calls, first, timeout_s, f"the commit of {spec.key.name}")
         return manifest
 
