@@ -84,3 +84,11 @@ class Committer:
             last, self._last = self._last, None
             last.cancel()
             await asyncio.gather(last, return_exceptions=True)
+
+    async def finish(self, timeout_s: float) -> None:
+        """A run ends with an error: commits that still can end do, so that nothing is generated again."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            await asyncio.wait({last}, timeout=timeout_s)
+            last.cancel()
+            await asyncio.gather(last, return_exceptions=True)

@@ -44,6 +44,8 @@ from workers.worker_group import Ranks
 EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
 REPLAY = "actor.replay_sequences"
 """Reads earlier iterations: a run with this stage keeps its rollouts."""
+COMMITS_S = 10.0
+"""For commits under way when a run ends with an error."""
 NOT_EVALUATED = {"evaluate"}
 """Without responses that are scored, or nothing else."""
 
@@ -129,6 +131,7 @@ class RunExecution:
                 status = await self._recovering(ranks, dict(per_pool))
         finally:
             CONTROLLERS.pop(self.name, None)
+            await self.committer.finish(COMMITS_S)
             try:
                 await self.reporter.close()
             finally:
@@ -150,12 +153,12 @@ class RunExecution:
                 self.stop.may_end_at_once = False
                 return await self._attempt(ranks, per_pool)
             except RankError as error:
-                if not isinstance(ranks.fault, UserError):
-                    self.recoveries.begin(ranks.fault or error, step=self._newest_step())
+                if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
+                    await self.checkpointer.abandon()
+                    raise ranks.fault from error
+                self.recoveries.begin(ranks.fault or error, step=self._newest_step())
                 await self.committer.abandon()
                 await self.checkpointer.abandon()
-                if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
-                    raise ranks.fault from error
                 start = ranks.restart
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
