@@ -42,6 +42,11 @@ from workers.checkpoint_reader import SafeReader
 
 PLACEMENTS = {
     "all together": {"num_ranks": 2},
+    "all apart": {
+        "num_ranks": 4,
+        "pools": {name: {"ranks": 1} for name in "abcd"},
+        "placement": {"actor": "a", "critic": "b", "reference": "c", "reward": "d"},
+    },
     "actor and reference, critic and reward": {
         "num_ranks": 4,
         "pools": {"policy": {"ranks": 2}, "value": {"ranks": 2}},
@@ -49,16 +54,10 @@ PLACEMENTS = {
     },
     "actor alone": {
         "num_ranks": 3,
-        "pools": {"rest": {"ranks": 2}, "actor": {"ranks": 1}},
+        "pools": {"actor": {"ranks": 1}, "rest": {"ranks": 2}},
         "placement": {"actor": "actor", "critic": "rest", "reference": "rest", "reward": "rest"},
     },
-    "all apart": {
-        "num_ranks": 4,
-        "pools": {name: {"ranks": 1} for name in "abcd"},
-        "placement": {"actor": "a", "critic": "b", "reference": "c", "reward": "d"},
-    },
 }
-"""In an order in which few workers change their place: one that does is started anew (workers.worker_group)."""
 
 
 @pytest.fixture(scope="module")
