@@ -14,7 +14,7 @@ import psutil
 
 LISTEN = "0A"
 Listening = dict[str, set[str]]
-"""Command line to addresses."""
+"""Process id and command line to addresses."""
 
 
 def tree(*pids: int) -> list[psutil.Process]:
@@ -27,14 +27,15 @@ def tree(*pids: int) -> list[psutil.Process]:
     return list(found.values())
 
 
-def listening(pids: Iterable[int]) -> Listening:
-    """Of these processes and everything below them."""
+def listening(pids: Iterable[int], *, without: Iterable[str] = ()) -> Listening:
+    """Of these processes and everything below them, but for the sockets `without` (inodes)."""
     found: Listening = {}
     for process in tree(*pids):
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, PermissionError, ProcessLookupError):
-            inodes = _inodes(process.pid)
+            inodes = _inodes(process.pid).difference(without)
             addresses = {address for inode, address in _sockets(process.pid) if inode in inodes}
-            found.setdefault(" ".join(" ".join(process.cmdline()).split()), set()).update(addresses)
+            command = " ".join(" ".join(process.cmdline()).split())
+            found.setdefault(f"{process.pid} {command}", set()).update(addresses)
     return found
 
 
@@ -50,13 +51,14 @@ def exposed(found: Listening, *, allowed: Iterable[str] = ()) -> list[tuple[str,
 
 @contextlib.contextmanager
 def watched(*pids: int) -> Iterator[Listening]:
-    """What they listened on at any time inside, looked at twice a second."""
+    """What they listened on at any time inside, looked at twice a second; but for this process' sockets of before."""
     found: Listening = {}
     done = threading.Event()
+    before = _inodes(os.getpid())
 
     def watch() -> None:
         while not done.wait(0.5):
-            for command, addresses in listening(pids).items():
+            for command, addresses in listening(pids, without=before).items():
                 found.setdefault(command, set()).update(addresses)
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,14 +19,16 @@ from workers.places import RESOURCE
 
 @asynccontextmanager
 async def cluster_of_its_own(*, num_workers: int) -> AsyncIterator[tuple[str, int]]:
-    """Address and process id of the scheduler. Dask's settings are those of the local cluster that is open."""
+    """Address and process id of the scheduler. Dask's settings are those of the local cluster that is open.
+
+    The scheduler unpickles the tests' own actor class."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         file = Path(folder) / "scheduler.json"
         command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
         scheduler = subprocess.Popen(
             [*command, "--no-dashboard", "--scheduler-file", str(file)], stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         stack.callback(scheduler.wait)
         stack.callback(scheduler.kill)

@@ -60,21 +60,22 @@ def write_nightly(folder: Path) -> Path:
 
 
 @contextmanager
-def process(*command: str, cwd: Path, **environment: str) -> Iterator[None]:
-    """A process in the user's folder, ended as Ctrl-C in a service manager would."""
+def process(*command: str, cwd: Path, killed: bool = False, **environment: str) -> Iterator[None]:
+    """A process in the user's folder, ended as a service manager does. killed: at once, when it has nothing to do."""
     ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "ERROR", **environment}
     started = subprocess.Popen(command, cwd=cwd, env={**os.environ, **ours}, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
-        started.send_signal(signal.SIGTERM)
+        started.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
         started.wait(60)
 
 
 def worker(folder: Path) -> AbstractContextManager[None]:
     """`prefect worker start` as docs/operations.md says it."""
     command = ("-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--limit", "1")
-    return process(sys.executable, "-P", *command, cwd=folder, PREFECT_WORKER_QUERY_SECONDS="1")
+    # Prefect's worker may take more than a minute to end after SIGTERM
+    return process(sys.executable, "-P", *command, cwd=folder, killed=True, PREFECT_WORKER_QUERY_SECONDS="1")
 
 
 def served(config: Path) -> AbstractContextManager[None]:
