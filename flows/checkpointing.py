@@ -18,11 +18,11 @@ from workers.worker_group import Ranks
 class Checkpointer:
     """One checkpoint is written at a time. asynchronous: `save` returns when the ranks have copied their weights.
 
-    committed: called on a thread after each commit.
+    committed: called on a thread after each commit, with its step.
     """
 
     def __init__(
-        self, store: CheckpointStore, *, asynchronous: bool, committed: Callable[[], None] = lambda: None
+        self, store: CheckpointStore, *, asynchronous: bool, committed: Callable[[int], None] = lambda step: None
     ) -> None:
         self.store, self.asynchronous, self._committed = store, asynchronous, committed
         self._writing: asyncio.Task[None] | None = None
@@ -44,7 +44,7 @@ class Checkpointer:
     async def _commit(self, ranks: Ranks, step: int, state: Mapping[str, Any]) -> None:
         await ranks.saved()
         await asyncio.to_thread(self.store.commit, step, state)
-        await asyncio.to_thread(self._committed)
+        await asyncio.to_thread(self._committed, step)
 
     async def check(self) -> None:
         """Raise what a writer that has ended has met, so that a run does not train on without checkpoints."""

@@ -281,8 +281,8 @@ class RunExecution:
         with self.recorder.checkpoint(step, controller.ranks):
             await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})
 
-    def _retain_rollouts(self) -> None:
-        """After a checkpoint: `storage.keep_rollouts`."""
+    def _retain_rollouts(self, step: int) -> None:
+        """After the checkpoint of `step`: `storage.keep_rollouts`."""
         keep = self.config.storage
         if keep.keep_rollouts is None or self.replays:
             return
@@ -292,7 +292,7 @@ class RunExecution:
             keep_last=keep.keep_rollouts,
             keep_every=keep.keep_rollouts_every,
         )
-        if gone := retention.apply():
+        if gone := retention.apply(step):
             few = ", ".join(map(str, gone[:8])) + (", ..." if len(gone) > 8 else "")
             self.view.note(f"removed the rollouts of {len(gone)} iterations ({few}): storage.keep_rollouts")
 

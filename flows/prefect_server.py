@@ -13,6 +13,7 @@ import asyncio
 import http.client
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,8 @@ SERVER_SETTINGS = {
 """The server's environment, beside PREFECT_HOME; other PREFECT_* variables of the user are not passed on."""
 VACUUM = "PREFECT_SERVER_SERVICES_DB_VACUUM_"
 """Variables that are: what the server removes from its database (`..._ENABLED`, `..._RETENTION_PERIOD`)."""
+LITTLE_SPACE_MIB = 64
+"""The server's database and page take some 30."""
 
 
 class ServerGone(RuntimeError):
@@ -182,7 +185,9 @@ class LocalPrefectServer:
 
     def _check_alive(self, deadline: float) -> None:
         if self._process is not None and self._process.poll() is not None:
-            raise RuntimeError(f"the Prefect server ended with {self._process.returncode}: see {self.log}")
+            raise RuntimeError(
+                f"the Prefect server ended with {self._process.returncode}{_hint_of_space(self.home)}: see {self.log}"
+            )
         if self._process is None and not is_running(self.home):
             raise ServerGone(f"another run's Prefect server ended: start again; see {self.log}")
         if time.monotonic() > deadline:
@@ -213,6 +218,11 @@ class LocalPrefectServer:
         deadline = time.monotonic() + timeout_s
         while is_running(self.home) and time.monotonic() < deadline:
             time.sleep(0.02)
+
+
+def _hint_of_space(home: Path) -> str:
+    free = shutil.disk_usage(home).free >> 20
+    return f"; only {free} MiB are free where its database is" if free < LITTLE_SPACE_MIB else ""
 
 
 def _server_environment(home: Path) -> dict[str, str]:

@@ -194,7 +194,7 @@ class ReplayExecution(RunExecution):
         """By tensor: entries of the replayed models that differ from the checkpoint's, and by how much."""
         return await self.replaying.ranks.compare(checkpoint, sorted(self.plan.updated))
 
-    def _retain_rollouts(self) -> None:
+    def _retain_rollouts(self, step: int) -> None:
         """Nothing of the scratch directory is removed: it links to the run's rollouts."""
 
     async def _stages(self, models: Models, iteration: int) -> None:

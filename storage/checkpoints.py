@@ -92,7 +92,7 @@ class CheckpointStore:
             atomic_write(aside / MANIFEST, _manifest(step, state, files))
             fsync_tree(aside)
             self._rename(aside, final)
-            self._retain()
+            self._retain(step)
         return Checkpoint(step=step, path=final, state=_read_manifest(final)["state"], files=files)
 
     def committed(self) -> list[Checkpoint]:
@@ -185,9 +185,10 @@ class CheckpointStore:
             else:
                 os.rename(replaced, final)
 
-    def _retain(self) -> None:
+    def _retain(self, newest: int) -> None:
+        """Later ones than the newest are damaged, and the run goes on from before them: they count for nothing."""
         folders, best = self._folders(), self.best()
-        for step in sorted(folders)[: -self.keep_last]:
+        for step in sorted(step for step in folders if step <= newest)[: -self.keep_last]:
             if best is None or step != best.step:
                 self._discard(folders[step])
 

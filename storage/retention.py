@@ -39,9 +39,13 @@ class RolloutRetention:
     keep_last: int
     keep_every: int | None
 
-    def apply(self) -> list[int]:
-        """The iterations whose rollouts were removed. Raises StorageError when the disk refuses."""
-        steps = [checkpoint.step for checkpoint in self.checkpoints.committed()][-self.checkpoints.keep_last :]
+    def apply(self, newest: int) -> list[int]:
+        """The iterations whose rollouts were removed after the checkpoint `newest`.
+
+        Later checkpoints are damaged, and no resume starts from them. Raises StorageError when the disk refuses.
+        """
+        committed = [checkpoint.step for checkpoint in self.checkpoints.committed()]
+        steps = [step for step in committed if step <= newest][-self.checkpoints.keep_last :]
         gone = removable(
             self.rollouts.folders(),
             keep_last=self.keep_last,

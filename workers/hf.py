@@ -196,7 +196,9 @@ def _explained(path: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except LOADING_ERRORS as error:
-        raise UserError(f"model path {path!r} cannot be loaded: {_reason(error)}") from error
+        there = Path(path.removeprefix(GGUF)).expanduser().exists()
+        taken = "" if there else f" (there is no folder {path} here: it was taken as an id of the Hugging Face hub)"
+        raise UserError(f"model path {path!r} cannot be loaded{taken}: {_reason(error)}") from error
 
 
 @contextmanager

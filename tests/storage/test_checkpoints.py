@@ -62,6 +62,13 @@ def test_retention_counts_what_is_on_the_disk(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000004"]
 
 
+def test_a_run_that_goes_on_from_before_damaged_checkpoints_keeps_what_it_writes(tmp_path: Path) -> None:
+    """Later ones were passed over; they are replaced when the run comes to their steps."""
+    for step in (10, 12, 2, 4, 6):
+        save_checkpoint(tmp_path, step, fill=step)
+    assert steps(tmp_path) == [4, 6, 10, 12]
+
+
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=3)
     for step in (99_999_999, 100_000_000, 2):

@@ -47,15 +47,23 @@ def retention(folder: Path, **changes: int | None) -> RolloutRetention:
 def test_rollouts_before_the_oldest_checkpoint_go(tmp_path: Path) -> None:
     for iteration in range(8):
         commit_generate(tmp_path / "rollouts", iteration)
-    assert retention(tmp_path).apply() == [], "without a checkpoint everything is replayed"
+    assert retention(tmp_path).apply(8) == [], "without a checkpoint everything is replayed"
     for step in (4, 6):
         save_checkpoint(tmp_path / "checkpoints", step, 1)
-    assert retention(tmp_path, keep_every=3).apply() == [1, 2]
-    assert retention(tmp_path, keep_last=5).apply() == [0]
+    assert retention(tmp_path, keep_every=3).apply(6) == [1, 2]
+    assert retention(tmp_path, keep_last=5).apply(6) == [0]
     store = RolloutStore(tmp_path / "rollouts")
     assert store.iterations() == [3, 4, 5, 6, 7]
     with pytest.raises(StorageError, match="00000001 has no committed rollouts"):
         store.read(1)
+
+
+def test_checkpoints_that_were_passed_over_do_not_count(tmp_path: Path) -> None:
+    for iteration in range(8):
+        commit_generate(tmp_path / "rollouts", iteration)
+    for step in (7, 8, 2):
+        save_checkpoint(tmp_path / "checkpoints", step, 1)
+    assert retention(tmp_path).apply(2) == [0, 1], "a resume replays from the second checkpoint on"
 
 
 def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
@@ -65,5 +73,5 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path / "rollouts")
     (store.folder(0) / "zarr.json").unlink()
     assert store.iterations() == [1, 2, 3, 4, 5]
-    assert retention(tmp_path).apply() == [0, 1, 2, 3]
+    assert retention(tmp_path).apply(4) == [0, 1, 2, 3]
     assert sorted(path.name for path in store.root.iterdir()) == ["00000004", "00000005"]
