@@ -93,8 +93,9 @@ async def until(what: Any, *, seconds: float) -> Any:
 
 
 async def fire(client: PrefectClient, deployment_id: UUID) -> UUID:
-    """A schedule that is due in two seconds, until it has started a flow run; returns that."""
-    often = IntervalSchedule(interval=timedelta(minutes=10), anchor_date=datetime.now(UTC) + timedelta(seconds=2))
+    """A schedule of every twenty seconds (a time that has passed before the server looks does not count), until it has
+    started a flow run; returns that."""
+    often = IntervalSchedule(interval=timedelta(seconds=20), anchor_date=datetime.now(UTC) + timedelta(seconds=2))
     (schedule,) = await client.create_deployment_schedules(deployment_id, [(often, True)])
 
     async def started() -> UUID | None:
