@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--bucket-mib", type=int, default=512)
-    parser.add_argument("--launch-mib", type=int, default=2048, help="of a gather's launches, but for the first")
+    parser.add_argument("--launch-mib", type=int, default=None, help="of the gathers' launches, but for the first")
     parser.add_argument("--memory-fraction", type=float, default=0.4, help="of a GPU, for the engine")
     parser.add_argument("--update", action="store_true", help="time forward and backward for each sharding")
     parser.add_argument("--no-baselines", action="store_true")

@@ -49,7 +49,7 @@ class Job:
     engine: str
     repetitions: int
     bucket_mib: int
-    launch_mib: int
+    launch_mib: int | None
     memory_fraction: float
     update: bool
     baselines: bool
@@ -96,7 +96,8 @@ def main() -> None:
     job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
     device = torch.device("cuda", rank) if job.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
-    views.LAUNCH_BYTES = job.launch_mib * MIB
+    if job.launch_mib is not None:
+        views.LAUNCH_BYTES = job.launch_mib * MIB
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(

@@ -186,7 +186,7 @@ class LocalPrefectServer:
     def _check_alive(self, deadline: float) -> None:
         if self._process is not None and self._process.poll() is not None:
             raise RuntimeError(
-                f"the Prefect server ended with {self._process.returncode}{_hint_of_space(self.home)}: see {self.log}"
+                f"the Prefect server ended with {self._process.returncode}{little_space(self.home)}: see {self.log}"
             )
         if self._process is None and not is_running(self.home):
             raise ServerGone(f"another run's Prefect server ended: start again; see {self.log}")
@@ -220,7 +220,8 @@ class LocalPrefectServer:
             time.sleep(0.02)
 
 
-def _hint_of_space(home: Path) -> str:
+def little_space(home: Path) -> str:
+    """What an error of the server's adds where its disk is nearly full; empty elsewhere."""
     free = shutil.disk_usage(home).free >> 20
     return f"; only {free} MiB are free where its database is" if free < LITTLE_SPACE_MIB else ""
 

@@ -163,10 +163,10 @@ class ObjectPath:
         return [path for path in self.files() if fnmatchcase(path.name, pattern)]
 
     def glob(self, pattern: str) -> list[Self]:
-        """As Path.glob, for a pattern whose wildcards lie in its first name."""
+        """As Path.glob, for a pattern whose wildcards lie in its first name. Raises ValueError for others."""
         first, _, rest = pattern.partition("/")
         if any(character in rest for character in "*?["):
-            raise NotImplementedError(f"{pattern!r} below {self}")
+            raise ValueError(f"{pattern!r}: only the first name may have wildcards below {self}")
         found = [path for path in self.iterdir() if fnmatchcase(path.name, first)]
         if not rest:
             return found

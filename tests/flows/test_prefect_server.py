@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flows.prefect_server import LocalPrefectServer, client_settings, configured_api_url
+from flows.prefect_server import LocalPrefectServer, client_settings, configured_api_url, little_space
 from flows.server_leases import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,10 +124,12 @@ def test_a_flow_leaves_completed_task_runs_and_the_users_prefect_untouched(prefe
     assert {path: path.read_bytes() for path in profiles.parent.rglob("*") if path.is_file()} == before
 
 
-def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "prefect.db").write_bytes(b"no database, for longer than a header of SQLite is" * 100)
-    with pytest.raises(RuntimeError, match=r"ended with .*server\.log"), LocalPrefectServer(tmp_path):
-        pass
+    assert little_space(tmp_path) == ""
+    monkeypatch.setattr("flows.prefect_server.LITTLE_SPACE_MIB", 1 << 40)  # every disk is nearly full
+    with pytest.raises(RuntimeError, match=r"ended with .*; only \d+ MiB are free .*server\.log"):
+        LocalPrefectServer(tmp_path).__enter__()
     assert not is_running(tmp_path) and not list((tmp_path / "clients").iterdir())
 
 

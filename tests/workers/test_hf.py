@@ -63,6 +63,9 @@ def test_paths_that_hold_no_model_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         load_model(ModelConfig(path=str(tmp_path)), "causal_lm")
     assert "\n" not in str(caught.value)
+    assert "hub" not in str(caught.value), "the folder is there"
+    with pytest.raises(UserError, match="no folder nothere here: it was taken as an id of the Hugging Face hub"):
+        load_model(ModelConfig(path="nothere"), "causal_lm")
     with pytest.raises(UserError, match="neither `path` nor `init`"):
         load_model(ModelConfig(), "causal_lm")
 

@@ -19,8 +19,8 @@ from workers.reshard.wire import as_bytes
 FIRST_LAUNCH_BYTES = 64 * MIB
 """Engine bytes of the first launch: small, so that the wire is not idle for long while it is being cast."""
 LAUNCH_BYTES = 2048 * MIB
-"""Of the others; while one travels, the next ones are being cast. Fewer and larger launches are faster: 1.15 times
-the bare all-gather on two H200 where launches of 512 MiB take 1.24 times (7.6 B parameters)."""
+"""Of the others; while one travels, the next ones are being cast. Fewer and larger launches are
+faster (docs/results.md, Weight transition)."""
 
 
 @dataclass(frozen=True, kw_only=True)
