@@ -28,6 +28,7 @@ from transformers import (
 
 from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import UserError, shown
+from configs.model_files import GGUF
 from configs.schema import ModelConfig, RunConfig
 from configs.tokenizer_checks import TOKENIZER_ROLES
 from storage.run_directory import RunDirectory
@@ -36,7 +37,6 @@ from workers.loading_report import refuse_other_kinds
 from workers.smollm2 import resolve_model_path
 
 Kind = Literal["causal_lm", "scalar"]
-GGUF = "gguf:"
 LOADING_ERRORS = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError,
     SafetensorError, StrictDataclassError, UnpicklingError,

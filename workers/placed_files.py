@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.evaluation import held_out, held_out_key
+from configs.model_files import GGUF
 from configs.path_checks import looks_local, models_of
 from configs.schema import RunConfig
-
-GGUF = "gguf:"
 
 
 def local_files(config: RunConfig) -> dict[str, str]:

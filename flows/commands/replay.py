@@ -79,7 +79,8 @@ def _origin(found: Replay) -> str:
     if found.from_step is None:
         return ranks
     origin = f"checkpoint {found.from_step}" if found.from_step else "the first weights"
-    updates = f", the updates of {len(found.updates)} iterations replayed" if found.updates else ""
+    number = len(found.updates)
+    updates = f", the updates of {number} iteration{'s' * (number > 1)} replayed" if number else ""
     return f"from {origin}{updates}, {ranks}"
 
 
