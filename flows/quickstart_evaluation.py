@@ -7,7 +7,6 @@ pairs. Models are exported from checkpoints to Hugging Face directories and load
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,14 +52,12 @@ class Replies:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Progress bars and notes of the libraries are no news to somebody who waits for three numbers."""
+    """Progress bars of the libraries are no news to somebody who waits for three numbers."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
+    yield
     if bars:
         logging.enable_progress_bar()
 

@@ -7,6 +7,7 @@ ROLE/config.json            the Hugging Face configuration, with the architectur
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,10 @@ def read_model(path: Location, *, trust_remote_code: bool = False) -> tuple[PreT
     kind = kind_of(config)
     model = empty_model(config, kind, trust_remote_code=trust_remote_code)
     state: dict[str, Any] = {f"model/{name}": p.data for name, p in model.named_parameters()}
-    dcp_load(state, storage_reader=SafeReader(path), no_dist=True)
+    with warnings.catch_warnings():
+        # DCP says that it loads in one process, which is what `no_dist` asks for.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp_load(state, storage_reader=SafeReader(path), no_dist=True)
     return model, kind
 
 

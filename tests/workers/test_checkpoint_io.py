@@ -166,6 +166,7 @@ SERVED = ("config.json", "generation_config.json", "model.safetensors", "tokeniz
 """What an inference server needs of a model directory."""
 
 
+@pytest.mark.filterwarnings("error:torch.distributed is disabled")
 def test_an_export_has_what_an_inference_server_reads(tmp_path: Path) -> None:
     from safetensors import safe_open
 
