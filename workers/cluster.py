@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -37,19 +37,20 @@ def start_method(device: str) -> str:
 
 def local_settings(threads_per_rank: int, *, device: str) -> dict[str, object]:
     """Dask settings of a local cluster: processes that live as long as the run."""
+    variables = {
+        "OMP_NUM_THREADS": threads_per_rank,
+        "MKL_NUM_THREADS": threads_per_rank,
+        "OPENBLAS_NUM_THREADS": threads_per_rank,
+        "MALLOC_TRIM_THRESHOLD_": 65536,
+        # the working directory never shadows a package of ours
+        "PYTHONSAFEPATH": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     return {
         "distributed.worker.multiprocessing-method": start_method(device),
         # a fork server has the environment of its start
-        "distributed.nanny.environ": dict(os.environ),
-        "distributed.nanny.pre-spawn-environ": {
-            "OMP_NUM_THREADS": threads_per_rank,
-            "MKL_NUM_THREADS": threads_per_rank,
-            "OPENBLAS_NUM_THREADS": threads_per_rank,
-            "MALLOC_TRIM_THRESHOLD_": 65536,
-            # the working directory never shadows a package of ours
-            "PYTHONSAFEPATH": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
+        "distributed.nanny.environ": variables | dict(os.environ),
+        "distributed.nanny.pre-spawn-environ": variables,
         # see workers.preload
         "distributed.worker.preload": ["workers.preload"],
         # a worker that starts again is slow to import torch, not lost: the cluster must not close its nanny
@@ -80,7 +81,7 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     cluster = config.cluster
     found = security(cluster)
     settings = local_settings(config.resources.threads_per_rank, device=config.resources.device)
-    with dask.config.set(settings), _environment_restored():
+    with dask.config.set(settings), _environment_kept() as restore_environment:
         distributed.utils._forkserver_preload_set = True  # what Dask would import first takes a second here, too
         multiprocessing.set_forkserver_preload(PRELOADED)
         async with (
@@ -101,18 +102,30 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
             Client(local, asynchronous=True, set_as_default=True) as client,
         ):
             await client.wait_for_workers(num_workers, timeout=config.cluster.start_timeout_s)
+            restore_environment()
             yield client
 
 
 @contextmanager
-def _environment_restored() -> Iterator[None]:
-    """Nannies set the workers' variables in this process, before they spawn; other children must not get them."""
-    before = dict(os.environ)
+def _environment_kept() -> Iterator[Callable[[], None]]:
+    """Nannies set the workers' variables in this process, before they spawn; other children must not get them.
+
+    The yielded function takes them back at once; the end of the context does, too, for workers that started again.
+    """
+    names = [*dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED"]
+    before = {name: os.environ.get(name) for name in names}
+
+    def restore() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
     try:
-        yield
+        yield restore
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        restore()
 
 
 async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s: float) -> None:

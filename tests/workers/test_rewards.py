@@ -191,7 +191,8 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
         "print(processes(rewards)[0].pid, flush=True)\n"
         "time.sleep(500)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     time.sleep(1.0)
