@@ -79,11 +79,12 @@ def test_a_gpu_computes_what_a_cpu_computes(tmp_path: Path, family: str) -> None
         assert np.abs(half - expected).mean() < 0.01
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_in_half_precision_point_the_same_way(tmp_path: Path, checkpointing: bool) -> None:
+def test_gradients_in_half_precision_point_the_same_way(tmp_path: Path, checkpointing: bool, compiled: bool) -> None:
     folder = tiny_model_dir(tmp_path, initializer_range=0.05, **WIDE)
     cpu, gpu = build("actor", config_of(folder, "float32")), None
-    gpu = on_gpu("actor", config_of(folder, "bfloat16", gradient_checkpointing=checkpointing))
+    gpu = on_gpu("actor", config_of(folder, "bfloat16", gradient_checkpointing=checkpointing, compile=compiled))
     for model in (cpu, gpu):
         model.update([ROLLOUTS], "sft", seed=0)
     expected, got = last_gradients(cpu), last_gradients(gpu)
