@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +15,7 @@ from configs.errors import ConfigError, first_of, shown, suggestion
 from configs.invalid import describe
 from configs.paths import user_path
 from configs.schema import RunConfig
+from configs.sealed import KEY, unseal
 from configs.secrets import masked_override, secret_problems
 from configs.yaml_text import MAX_DEPTH, KeyPath, parse_yaml
 
@@ -64,6 +64,7 @@ def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:
         tree = {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{name}: holds {shown(tree)}; a configuration is a mapping of sections")
+    tree.pop(KEY, None)  # of a run's config.json, or of a copy that was edited
     source = Source(tree=tree, places={path: f"{name}:{line}" for path, line in lines.items()}, name=name)
     return _overridden(source, overrides)
 
@@ -88,15 +89,11 @@ class TextFile(Protocol):
 def from_resolved(path: TextFile) -> RunConfig:
     """The configuration saved with a run; raises ConfigError when the file is missing or does not fit."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = unseal(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; is this a run directory?") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON ({error}); restore the file") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply; restore the file") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: holds {shown(tree)}; a saved configuration is a JSON object")
+        raise ConfigError(f"{path}: {error}; restore the file (if you edited it, take {KEY} out)") from error
     return from_tree(tree, str(path))
 
 

@@ -6,7 +6,6 @@ how many ranks, whatever a resume has changed since.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.loader import from_tree, resolved
 from configs.schema import RunConfig
+from configs.sealed import seal
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.lines import append_text, drop_torn_line
 from storage.locations import Location
-from storage.metrics import read_metrics
+from storage.metrics import read_documents
 
 FILE = "executions.jsonl"
 
@@ -58,7 +58,7 @@ class Execution:
 def read_executions(run_dir: Location) -> list[Execution]:
     """Every execution, in order; none for a run of a program that kept none. Raises StorageError for a damaged line."""
     path = run_dir / FILE
-    return [_execution(path, number, line) for number, line in enumerate(read_metrics(path), start=1)]
+    return [_execution(path, number, line) for number, line in enumerate(read_documents(path), start=1)]
 
 
 def append_execution(run_dir: Location, execution: Execution) -> None:
@@ -66,7 +66,7 @@ def append_execution(run_dir: Location, execution: Execution) -> None:
     path = run_dir / FILE
     with writing(path):
         drop_torn_line(path)
-        append_text(path, json.dumps({**execution.to_json(), "config": execution.config}) + "\n")
+        append_text(path, seal({**execution.to_json(), "config": execution.config}) + "\n")
 
 
 def config_of(run_dir: Location, number: int) -> RunConfig | None:

@@ -1,15 +1,17 @@
 """metrics.jsonl: one line of numbers per iteration, the run's record for plots and people.
 
-A line is on the disk before the checkpoint of its iteration is: what a kill or a power cut takes belongs to an
-iteration that a resume goes through again.
+Each line is sealed (`configs.sealed`): a damaged one is an error, not another number. A line is on the disk before
+the checkpoint of its iteration is: what a kill or a power cut takes belongs to an iteration that a resume goes through
+again.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from configs.errors import shown
+from configs.sealed import seal, unseal
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
@@ -27,7 +29,7 @@ class MetricsLog:
         self.path = path
         with writing(self.path):
             drop_torn_line(self.path)
-        self._iterations = {int(line["iteration"]) for line in read_metrics(self.path) if "iteration" in line}
+        self._iterations = {line["iteration"] for line in read_metrics(self.path) if "iteration" in line}
 
     @property
     def last_iteration(self) -> int | None:
@@ -44,7 +46,7 @@ class MetricsLog:
         """
         if iteration in self._iterations:
             return False
-        line = json.dumps({"iteration": iteration, **jsonable(metrics)}, allow_nan=False)
+        line = seal({"iteration": iteration, **jsonable(metrics)})
         with writing(self.path):
             # A disk that was full may have left half of the line before.
             drop_torn_line(self.path)
@@ -56,17 +58,30 @@ class MetricsLog:
 def read_metrics(path: Location) -> list[dict[str, Any]]:
     """Every whole line, in file order; empty when there is no file. A last line without its end is left out.
 
-    Raises StorageError naming file and line for one that is not a JSON object.
+    Raises StorageError naming file and line for one that is damaged, or whose iteration is no number.
     """
+    lines = read_documents(path)
+    for number, line in enumerate(lines, start=1):
+        if not is_count(line.get("iteration", 0)):
+            raise StorageError(
+                f"{path} line {number}: {shown(line['iteration'])} is no number of an iteration; remove the line"
+            )
+    return lines
+
+
+def read_documents(path: Location) -> list[dict[str, Any]]:
+    """Every whole line of a file of sealed lines, as `read_metrics`. Raises StorageError for a damaged one."""
     lines = read_appended(path).split(b"\n")[:-1]
     return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 0 on, as of a file that anybody may have edited."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _parse(path: Location, number: int, line: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(line)
+        return unseal(line)
     except ValueError as error:
-        raise StorageError(f"{path} line {number} is not JSON ({error}); remove the line") from error
-    if not isinstance(document, dict):
-        raise StorageError(f"{path} line {number} is not a JSON object; remove the line")
-    return document
+        raise StorageError(f"{path} line {number} {error}; remove the line") from error

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError, shown
+from configs.sealed import seal
 from storage.atomic import atomic_write, claim_folder, fsync_path, make_folder, remove_tree, writing
 from storage.errors import StorageError
 from storage.locations import Location, is_there, local_side, location, pointed_to
@@ -68,7 +69,7 @@ class RunDirectory:
             stated = dump_yaml(config.model_dump(mode="json", exclude_unset=True))
             atomic_write(run.config_yaml, stated if given is None else given)
             # Last: a folder with a config.json is a whole run directory.
-            atomic_write(run.config_json, config.model_dump_json(indent=2) + "\n")
+            atomic_write(run.config_json, _sealed(config))
             fsync_path(run.path.parent)
             if config.algorithm != "evaluate":
                 _point_latest(run.path)
@@ -77,7 +78,7 @@ class RunDirectory:
     def save_config(self, config: RunConfig) -> None:
         """Replace the resolved configuration: what a resumed run goes on with."""
         with writing(self.path):
-            atomic_write(self.config_json, config.model_dump_json(indent=2) + "\n")
+            atomic_write(self.config_json, _sealed(config))
 
     def locked(self, on_loss: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
         """One process at a time runs a run directory (`storage.run_lock`). Raises StorageError when another does."""
@@ -181,6 +182,12 @@ class RunDirectory:
     @property
     def plots(self) -> Location:
         return self.path / "plots"
+
+
+def _sealed(config: RunConfig) -> str:
+    from configs.loader import resolved
+
+    return seal(resolved(config), indent=2) + "\n"
 
 
 def _claim(parent: Location, name: str) -> Location:

@@ -6,12 +6,12 @@ directory's lock (`storage.run_lock`), not by the file.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from configs.sealed import seal, unseal
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.locations import Location
@@ -85,7 +85,7 @@ class RunStatus:
 
 def write_status(run_dir: Location, status: RunStatus) -> None:
     """Replace the run's status; not flushed to the disk, since it speaks of the moment only. Raises StorageError."""
-    path, text = run_dir / FILE, json.dumps(status.to_json())
+    path, text = run_dir / FILE, seal(status.to_json())
     if isinstance(path, ObjectPath):
         path.write(text.encode())
         return
@@ -104,7 +104,7 @@ def read_status(run_dir: Location) -> RunStatus | None:
     try:
         if not (data := path.read_bytes()):
             return None
-        document = json.loads(data)
+        document = unseal(data)
         ranks = tuple(PlacedRank(**{**rank, "roles": tuple(rank["roles"])}) for rank in document.pop("ranks"))
         stages = tuple(ActiveStage(**{**stage, "ranks": tuple(stage["ranks"])}) for stage in document.pop("stages"))
         return RunStatus(**document, ranks=ranks, stages=stages)

@@ -6,17 +6,19 @@ after a failure is there twice; readers take the last.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from configs.errors import shown
+from configs.sealed import seal
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
 from storage.lines import append_text, drop_torn_line
 from storage.locations import Location
-from storage.metrics import read_metrics
+from storage.metrics import is_count, read_documents
 
 FILE = "timeline.jsonl"
 MICROSECONDS = 1e6
@@ -42,7 +44,7 @@ class Span:
 def append_spans(run_dir: Location, spans: Iterable[Span]) -> None:
     """Add finished spans; flushed to the operating system, not to the disk. Raises StorageError."""
     path = run_dir / FILE
-    lines = "".join(json.dumps(jsonable(asdict(span)), allow_nan=False) + "\n" for span in spans)
+    lines = "".join(f"{seal(jsonable(asdict(span)))}\n" for span in spans)
     with writing(path):
         drop_torn_line(path)
         append_text(path, lines)
@@ -55,7 +57,7 @@ def read_timeline(run_dir: Location, *, iteration: int | None = None) -> list[Sp
     """
     path = run_dir / FILE
     last: dict[tuple[int, str, int], Span] = {}
-    for number, line in enumerate(read_metrics(path), start=1):
+    for number, line in enumerate(read_documents(path), start=1):
         span = _span(path, number, line)
         if iteration is None or span.iteration == iteration:
             last[span.iteration, span.stage, span.rank] = span
@@ -66,9 +68,16 @@ def _span(path: Location, number: int, line: Mapping[str, Any]) -> Span:
     known = {entry.name for entry in fields(Span)}
     try:
         span = Span(**{name: value for name, value in line.items() if name in known})
-        float(span.start), float(span.end), int(span.iteration), int(span.rank)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise StorageError(f"{path} line {number} is not a span ({error}); remove the line") from error
+    times = (span.start, span.end, 0.0 if span.peak_gib is None else span.peak_gib)
+    fits = (
+        all(is_count(value) for value in (span.iteration, span.rank))
+        and all(isinstance(value, str) for value in (span.stage, span.pool))
+        and all(isinstance(value, float | int) and math.isfinite(value) for value in times)
+    )
+    if not fits:
+        raise StorageError(f"{path} line {number} is not a span ({shown(span)}); remove the line")
     return span
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 from flows.cli import main
+from storage.executions import append_execution, next_execution
 from storage.metrics import MetricsLog
 from storage.run_directory import RunDirectory
 from storage.timeline import append_spans
@@ -24,9 +27,10 @@ COMMANDS = (
     ["rollouts", "stats", "RUN", "--by", "iteration"],
     ["rollouts", "diff", "RUN"],
     ["rollouts", "export", "RUN", "OUT.jsonl"],
+    ["rollouts", "export", "RUN", "OUT.parquet"],
     ["report", "RUN", "--output", "OUT.html"],
 )
-ROUNDS = 140
+ROUNDS = 160
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +40,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         MetricsLog(run.metrics).append(iteration, {"reward_mean": 0.5, "ended_at": 1.0 + iteration})
         append_spans(run.path, spans(iteration, 10.0 * iteration))
     running(run, now=100.0)
+    started = next_execution(run.path, run.config(), first_iteration=0, pools={"main": 1}, started_at=1.0)
+    append_execution(run.path, started)
     return run
 
 
-def damage(data: bytes, draw: random.Random) -> bytes | None:
+DAMAGES = ("flip", "flip", "cut", "cut", "empty", "noise", "gone")
+
+
+def damage(data: bytes, draw: random.Random, kinds: tuple[str, ...] = DAMAGES) -> bytes | None:
     """The file with a flipped bit, cut, emptied, with other bytes, or (None) gone."""
-    kind = draw.choice(["flip", "flip", "cut", "cut", "empty", "noise", "gone"])
+    kind = draw.choice(kinds)
     if kind == "flip" and data:
         place = draw.randrange(len(data))
         return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
@@ -50,15 +59,19 @@ def damage(data: bytes, draw: random.Random) -> bytes | None:
     return {"cut": data[: len(data) // 2], "gone": None}.get(kind, b"")
 
 
+def contents(path: Path) -> str:
+    return str(read_table(path).to_pylist()) if path.suffix == ".parquet" else path.read_text(encoding="utf-8")
+
+
 def answer(args: list[str], run: RunDirectory, out: Path, capsys: Capture) -> tuple[int, str, str]:
     """Exit code, what was printed and what was written; a traceback is an exception of `main`."""
-    known = {"RUN": str(run.path), "OUT.jsonl": f"{out}.jsonl", "OUT.html": f"{out}.html"}
+    known = {"RUN": str(run.path), **{f"OUT{suffix}": f"{out}{suffix}" for suffix in (".jsonl", ".parquet", ".html")}}
     for old in out.parent.glob(f"{out.name}.*"):
         old.unlink()
     as_json = [] if "report" in args or "export" in args else ["--json"]
     code = main([known.get(arg, arg) for arg in args] + as_json)
     printed = capsys.readouterr()
-    written = "".join(path.read_text(encoding="utf-8") for path in sorted(out.parent.glob(f"{out.name}.*")))
+    written = "".join(contents(path) for path in sorted(out.parent.glob(f"{out.name}.*")))
     return code, printed.out + written, printed.err
 
 
@@ -114,23 +127,42 @@ def test_damage_to_checkpoints_never_lists_or_exports_what_was_not_saved(
     assert passed_over > 6
 
 
-def test_damage_to_logs_is_one_line(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:
+def lines_left(data: bytes, changed: bytes) -> bytes:
+    """The lines that a kill might have left: those before the first that is another."""
+    pairs = zip(data.splitlines(keepends=True), changed.splitlines(keepends=True), strict=False)
+    return b"".join(whole for whole, found in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def test_damage_to_logs_is_one_line_and_never_another_number(
+    run: RunDirectory, tmp_path: Path, capsys: Capture
+) -> None:
     draw = random.Random(6)
+    report = ["report", "RUN", "--output", "OUT.html"]
     cases = {
-        run.metrics: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
+        run.metrics: (["status", "RUN"], report),
         run.path / "timeline.jsonl": (["timeline", "RUN"],),
-        run.config_json: (["status", "RUN"], ["report", "RUN", "--output", "OUT.html"]),
+        run.path / "executions.jsonl": (["status", "RUN"],),
+        run.config_json: (report,),
         run.path / "status.json": (["status", "RUN"],),
     }
+    refused = dict.fromkeys(cases, 0)
     for path, commands in cases.items():
         data = path.read_bytes()
-        for _ in range(8):
-            path.write_bytes(damage(data, draw) or b"\x00\xff{")
-            for args in commands:
-                code, _, err = answer(args, run, tmp_path / "out", capsys)
-                assert code in (0, 2) and len(err.splitlines()) == (code == 2), err
-                assert code == 0 or str(run.path) in err
+        for number in range(12):
+            changed = damage(data, draw, ("flip",) if number % 2 else DAMAGES) or b"\x00\xff{"
+            left = lines_left(data, changed) if path.suffix == ".jsonl" else b"" if not changed else data
+            args = commands[number % len(commands)]
+            path.write_bytes(changed)
+            code, out, err = answer(args, run, tmp_path / "out", capsys)
+            path.write_bytes(left)
+            where = f"{args} after {path.name} became {changed!r}: {err}"
+            if code == 0:
+                assert out == answer(args, run, tmp_path / "out", capsys)[1], where
+            else:
+                assert code == 2 and len(err.splitlines()) == 1 and str(path) in err, where
+                refused[path] += left != changed
         path.write_bytes(data)
+    assert min(refused.values()) > 3, refused
 
 
 def test_a_pickle_in_any_file_is_not_run(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:

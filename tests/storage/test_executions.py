@@ -41,3 +41,6 @@ def test_a_torn_line_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) -> No
         file.write('{"execution": 3}\n')
     with pytest.raises(StorageError, match=f"{FILE} line 3 is damaged"):
         read_executions(tmp_path)
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"first_iteration": 1', '"first_iteration": 3'))
+    with pytest.raises(StorageError, match=f"{FILE} line 2 is damaged: it does not fit its checksum"):
+        read_executions(tmp_path)

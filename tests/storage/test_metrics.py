@@ -66,14 +66,23 @@ def test_a_torn_only_line_leaves_an_empty_file(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     MetricsLog(path).append(0, {"a": math.nan, "b": np.inf, "c": 1.0})
-    assert json.loads(path.read_text()) == {"iteration": 0, "a": None, "b": None, "c": 1.0}
+    line = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert line.pop("crc32") and line == {"iteration": 0, "a": None, "b": None, "c": 1.0}
+
+
+def test_lines_of_an_earlier_version_are_read_and_logged_after(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 0, "a": 1.5}\n')
+    assert MetricsLog(path).append(1, {"a": 2})
+    assert read_metrics(path) == [{"iteration": 0, "a": 1.5}, {"iteration": 1, "a": 2}]
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"iteration": 0}\n{"iteration" 1}\n{"iteration": 2}\n')
-    with pytest.raises(StorageError, match=f"{path} line 2 is not JSON"):
-        read_metrics(path)
+    for line in ('{"iteration" 1}', "[1]", "[" * 9000, '{"iteration": NaN}', '{"iteration": "1"}', '{"iteration": -1}'):
+        path.write_text('{"iteration": 0}\n' + line + '\n{"iteration": 2}\n')
+        with pytest.raises(StorageError, match=f"{path} line 2[: ].*remove the line"):
+            read_metrics(path)
 
 
 def test_no_file_is_no_metrics(tmp_path: Path) -> None:
