@@ -14,7 +14,7 @@ from tests.flows.tiny_runs import ppo_config
 NUM_ITERATIONS = 3
 CALL_TIMEOUT_S = 6.0
 """Of runs with a rank that hangs."""
-Fault = Literal["kill", "hang", "controller", "everything", "scheduler", "disk", "reward", "request", "engine"]
+Fault = Literal["kill", "hang", "controller", "everything", "scheduler", "disk", "reward", "request", "engine", "no"]
 STAGES = ("generate", "prepare", "update", "commit", "checkpoint")
 POINTS: dict[str, tuple[str, str, int]] = {
     "generate": ("actor.generate_sequences[1]", "start", 1),
@@ -34,7 +34,7 @@ OTHER_POINTS: dict[tuple[str, str], tuple[str, str, int]] = {
 class Case:
     """kill, hang: of a rank. controller: killed, and Dask's scheduler with it. everything: those, the ranks and
     Prefect's server. scheduler: one of its own. disk: full. reward: a call that never returns. request: an engine
-    drops it. engine: SGLang's processes, killed in a batch."""
+    drops it. engine: SGLang's processes, killed in a batch. no: the run that the others are compared with."""
 
     fault: Fault
     stage: str
@@ -44,10 +44,17 @@ class Case:
         return f"{self.fault}-{self.stage}"
 
     @property
+    def undisturbed(self) -> Case:
+        """The same run without the fault."""
+        return UNDISTURBED_SGLANG if self.fault == "engine" else UNDISTURBED
+
+    @property
     def point(self) -> tuple[str, str, int]:
         return OTHER_POINTS.get((self.fault, self.stage), POINTS[self.stage])
 
 
+UNDISTURBED = Case(fault="no", stage="fault")
+UNDISTURBED_SGLANG = Case(fault="no", stage="fault-sglang")
 CASES = [
     *(Case(fault=f, stage=s) for f in ("kill", "hang", "controller", "everything", "scheduler") for s in STAGES),
     Case(fault="disk", stage="commit"),
@@ -58,7 +65,11 @@ CASES = [
 ]  # fmt: skip
 
 
-def configuration(inputs: dict[str, str], folder: Path, case: Case | None) -> RunConfig:
+SGLANG = {"engine": "sglang", "start_timeout_s": 240, "max_new_tokens": 200, "top_k": 1}
+"""Long enough to be killed in the middle. On a CPU its samples follow no seed: these are the likeliest tokens."""
+
+
+def configuration(inputs: dict[str, str], folder: Path, case: Case) -> RunConfig:
     """The same run for every case but for its deadlines and its folder, and but for the engine that is killed."""
     reward = {
         "path": f"{Path(__file__).with_name('rewards.py')}:hang_once",
@@ -66,26 +77,22 @@ def configuration(inputs: dict[str, str], folder: Path, case: Case | None) -> Ru
         "options": {"fired": str(folder / FIRED), "armed": str(folder / "reward.armed")},
     }  # fmt: skip
     changes: dict[str, Any] = {"rewards": {"functions": [reward], "num_processes": 1}}
-    if case is not None and case.fault == "hang":
+    if case.fault == "hang":
         changes["cluster"] = {"call_timeout_s": CALL_TIMEOUT_S}
-    if case is not None and case.fault == "engine":
-        changes["rollout"] = SGLANG
+    if UNDISTURBED_SGLANG in (case, case.undisturbed):
+        changes |= {"rollout": SGLANG, "loss": {"rollout_correction": "none"}}
     return ppo_config(
         inputs,
-        name=case.name if case is not None else "undisturbed",
+        name=case.name,
         training={"num_iterations": NUM_ITERATIONS},
         checkpoint={"every": 2},
         **changes,
     )
 
 
-SGLANG = {"engine": "sglang", "start_timeout_s": 240, "max_new_tokens": 200}
-"""Long enough to be killed in the middle. Its samples are no function of a seed on a CPU."""
-
-
-def arm(case: Case | None, parent: Path, **more: Any) -> None:
+def arm(case: Case, parent: Path, **more: Any) -> None:
     """Tell the ranks of the run under `parent` what to do, and when."""
-    if case is None:
+    if case.fault == "no":
         return
     if case.fault == "reward":
         (parent / "reward.armed").touch()

@@ -18,7 +18,7 @@ from configs.schema import RunConfig
 from configs.yaml_text import dump_yaml
 from flows.run import RunSummary, Session, session
 from storage.run_directory import RunDirectory
-from tests.faults.cases import Case, arm, configuration
+from tests.faults.cases import UNDISTURBED, Case, arm, configuration
 from tests.faults.ranks import EXECUTED, FIRED, FaultyRank
 from tests.faults.scheduler import cluster_of_its_own
 from tests.flows.tiny_runs import write_inputs
@@ -34,7 +34,7 @@ class Struck:
     the run ended before it was resumed, if it did by itself.
     """
 
-    case: Case | None
+    case: Case
     run_dir: Path
     summary: RunSummary | None
     begun: tuple[tuple[str, float], ...]
@@ -61,35 +61,30 @@ class Ended:
 async def strike_all(
     cases: Sequence[Case], folder: Path, *, resume_elsewhere: bool = False
 ) -> dict[str, Struck | BaseException]:
-    """Every case, and `undisturbed`.
+    """Every case by its name, and the undisturbed runs.
 
     resume_elsewhere: a run whose controller was killed goes on in a process of its own, as a user's would.
     """
     inputs = write_inputs(folder)
-    config = configuration(inputs, folder, None)
+    config = configuration(inputs, folder, UNDISTURBED)
     results: dict[str, Struck | BaseException] = {}
     async with session(config, parent=folder, num_workers=2, quiet=True) as shared:
-        for case in (None, *cases):
-            name = case.name if case is not None else "undisturbed"
-            run = _strike(case, shared, inputs, folder / name, resume_elsewhere)
-            (results[name],) = await asyncio.gather(run, return_exceptions=True)
+        for case in dict.fromkeys([*(case.undisturbed for case in cases), *cases]):
+            run = _strike(case, shared, inputs, folder / case.name, resume_elsewhere)
+            (results[case.name],) = await asyncio.gather(run, return_exceptions=True)
     return results
 
 
-async def _strike(
-    case: Case | None, shared: Session, inputs: dict[str, str], parent: Path, resume_elsewhere: bool
-) -> Struck:
+async def _strike(case: Case, shared: Session, inputs: dict[str, str], parent: Path, resume_elsewhere: bool) -> Struck:
     parent.mkdir()
     config = configuration(inputs, parent, case)
     arm(case, parent)
     here = dataclasses.replace(shared, parent=parent, actor_class=FaultyRank)
-    fault = case.fault if case is not None else None
-    if fault in ("controller", "everything"):
-        ended = await _killed(config, here, alone=fault == "everything", elsewhere=resume_elsewhere)
-    elif fault == "scheduler":
-        assert case is not None
+    if case.fault in ("controller", "everything"):
+        ended = await _killed(config, here, alone=case.fault == "everything", elsewhere=resume_elsewhere)
+    elif case.fault == "scheduler":
         ended = await _gone_on_with(config, here, await _without_scheduler(case, config, here))
-    elif fault == "disk":
+    elif case.fault == "disk":
         ended = await _gone_on_with(config, here, await _stopped(config, here))
     else:
         summary = await here.run(config)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.rollouts import Rollouts
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from tests.faults.cases import CASES, NUM_ITERATIONS, POINTS, Case
@@ -63,11 +64,6 @@ def results(
         return asyncio.run(strike_all(chosen, tmp_path_factory.mktemp("faults")))
 
 
-@pytest.fixture
-def undisturbed(results: dict[str, Struck | BaseException]) -> Struck:
-    return struck(results, "undisturbed")
-
-
 def struck(results: dict[str, Struck | BaseException], name: str) -> Struck:
     result = results[name]
     if isinstance(result, BaseException):
@@ -77,19 +73,18 @@ def struck(results: dict[str, Struck | BaseException], name: str) -> Struck:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", parameters())
-def test_a_fault_changes_nothing(
-    case: Case, results: dict[str, Struck | BaseException], undisturbed: Struck, tmp_path: Path
-) -> None:
-    ours = struck(results, case.name)
+def test_a_fault_changes_nothing(case: Case, results: dict[str, Struck | BaseException], tmp_path: Path) -> None:
+    ours, undisturbed = struck(results, case.name), struck(results, case.undisturbed.name)
     assert ours.struck_at is not None, "the fault did not strike"
     if ours.summary is not None:
         assert ours.summary.status == "completed" and ours.summary.iterations == NUM_ITERATIONS
     assert [line["iteration"] for line in read_metrics(ours.run_dir / "metrics.jsonl")] == list(range(NUM_ITERATIONS))
-    if case.fault == "engine":
-        assert_the_batch_is_whole(ours, undisturbed)
-        return
     assert_same_weights(ours.run_dir, undisturbed.run_dir, tmp_path)
     assert_same_samples(ours.run_dir, undisturbed.run_dir)
+    if case.fault == "engine":
+        assert_the_engine_was_started_again(ours)
+        return
+    assert_same_log_probs(ours.run_dir, undisturbed.run_dir)
     assert_nothing_generated_twice(case, ours)
     if case.fault in ("kill", "hang"):
         assert ours.summary is not None
@@ -107,24 +102,30 @@ def assert_same_weights(run: Path, other: Path, scratch: Path) -> None:
 
 
 def assert_same_samples(run: Path, other: Path) -> None:
+    """Row by row, which is more than the same multiset."""
     for iteration in range(NUM_ITERATIONS):
-        ours, theirs = (RolloutStore(path / "rollouts").read(iteration) for path in (run, other))
+        ours, theirs = batches(iteration, run, other)
         assert ours.columns == theirs.columns
-        for name in ("token_ids", "prompt_id", "rollout_log_probs", "reward", "advantages"):
+        for name in ("token_ids", "prompt_id", "log_probs", "reward", "advantages", "policy_version"):
             assert np.array_equal(ours[name], theirs[name]), (iteration, name)
 
 
-def assert_the_batch_is_whole(ours: Struck, undisturbed: Struck) -> None:
-    """No rank was lost with the engine; its batch is complete and of the right weights, on the same prompts."""
+def assert_same_log_probs(run: Path, other: Path) -> None:
+    """The engine's. SGLang's last digits depend on which samples are computed together."""
+    for iteration in range(NUM_ITERATIONS):
+        ours, theirs = batches(iteration, run, other)
+        assert np.array_equal(ours["rollout_log_probs"], theirs["rollout_log_probs"]), iteration
+
+
+def batches(iteration: int, *runs: Path) -> list[Rollouts]:
+    return [RolloutStore(run / "rollouts").read(iteration) for run in runs]
+
+
+def assert_the_engine_was_started_again(ours: Struck) -> None:
+    """In the middle of a batch, with its weights, and no rank was lost with it."""
     assert ours.summary is not None and ours.summary.recoveries == []
     log = "".join(path.read_text() for path in sorted((ours.run_dir / "logs").glob("rank-*.log")))
     assert "starting it again with version 1" in log
-    for iteration in range(NUM_ITERATIONS):
-        batch, other = (RolloutStore(s.run_dir / "rollouts").read(iteration) for s in (ours, undisturbed))
-        for name in ("prompt_id", "group", "sample"):
-            assert np.array_equal(batch[name], other[name]), (iteration, name)
-        assert set(batch["policy_version"].tolist()) == {iteration}
-        assert set(batch["finish_reason"]) <= {"stop", "length"} and min(batch.lengths) > 1
     assert set(ours.executed.values()) == {1}
 
 
