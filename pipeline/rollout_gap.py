@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from configs.schema import RunConfig
-from pipeline.kl import kl_estimate
 from pipeline.rollouts import Rollouts
 
 
@@ -18,6 +17,8 @@ def rollout_gap(rollouts: Rollouts) -> dict[str, float]:
 
     Needs the columns response_mask, rollout_log_probs, log_probs and entropy.
     """
+    from pipeline.kl import kl_estimate  # torch; the controller has `gap_warning` of this module
+
     mask = rollouts["response_mask"].astype(bool)
     if not mask.any():
         return {}

@@ -15,7 +15,7 @@ import threading
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -24,9 +24,11 @@ from storage.rollout_store import RolloutStore
 from storage.run_status import read_status
 from workers.envelope import Envelope
 from workers.rank_actor import RankActor, StageRequest
-from workers.rank_context import RankContext
-from workers.stage_output import StageOutput
-from workers.stage_registry import StageMethod
+
+if TYPE_CHECKING:  # as in workers.rank_actor: the controller imports no torch
+    from workers.rank_context import RankContext
+    from workers.stage_output import StageOutput
+    from workers.stage_registry import StageMethod
 
 PLAN, FIRED, EXECUTED = "fault.json", "fault.fired", "executed"
 INTO_BATCH_S = 0.2
