@@ -7,20 +7,23 @@ not unusual ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names
 from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
-from configs.errors import ConfigError, first_of, shown, suggestion
+from configs.errors import refuse, shown, suggestion
 from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
+from configs.hub_checks import hub_problems, hub_warnings
 from configs.init_checks import init_problems
-from configs.machine_checks import machine_problems
+from configs.machine_checks import machine_problems, machine_warnings
 from configs.model_checks import model_file_problems
 from configs.objective_checks import ESTIMATORS, POLICY_LOSSES, objective_problems
 from configs.over_long import over_long_buffer
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
+from configs.paths import is_there, user_path
 from configs.plugin_checks import plugin_problems, registered_names
 from configs.safety_checks import safety_problems
 from configs.schema import ROLES, ModelConfig, RunConfig
@@ -41,19 +44,32 @@ Check = Callable[[RunConfig], Iterator[str]]
 
 
 def check_config(config: RunConfig, *, source: str = "") -> None:
-    """Raises ConfigError with the first problem, and the number of the others.
+    """Raises ConfigError with all problems (`refuse`).
 
     source: the file that the message names first; empty: none.
     """
-    problem = first_of(config_problems(config))
-    if problem is not None:
-        raise ConfigError(f"{source}: {problem}" if source else problem)
+    refuse(config_problems(config, beside=folder_of(source)), source=source)
 
 
-def config_problems(config: RunConfig) -> Iterator[str]:
-    """Every problem, one line each; the cheap checks first."""
+def config_problems(config: RunConfig, *, beside: Path | None = None) -> Iterator[str]:
+    """Every problem, one line each; the cheap checks first.
+
+    beside: the folder that the configuration lies in, where it is known.
+    """
     for check in CHECKS:
         yield from check(config)
+    yield from hub_problems(config, beside=beside)
+
+
+def config_warnings(config: RunConfig) -> Iterator[str]:
+    """What may work, but hardly as it was meant, one line each."""
+    yield from machine_warnings(config)
+    yield from hub_warnings(config)
+
+
+def folder_of(source: str) -> Path | None:
+    """The folder of a configuration's file; None where the source is no file (a preset)."""
+    return user_path(source).parent if source and is_there(source) else None
 
 
 def data_kind(algorithm: str) -> Kind:

@@ -9,17 +9,24 @@ from difflib import get_close_matches
 class UserError(Exception):
     """A user's mistake. The message is one line: the value, its place and the remedy."""
 
+    problems: tuple[str, ...] = ()
+    """Where several mistakes were found at once: each in a line. The message is the first one and their number."""
+
 
 class ConfigError(UserError):
     """A mistake in the configuration."""
 
 
-def first_of(problems: Iterable[str]) -> str | None:
-    """The first problem, with the number of the others; None when there is no problem."""
-    lines = [one_line(problem) for problem in problems]
-    if not lines:
-        return None
-    return lines[0] if len(lines) == 1 else f"{lines[0]} (and {len(lines) - 1} more)"
+def refuse(problems: Iterable[str], *, source: str = "") -> None:
+    """Raises ConfigError where there is a problem; it carries all of them.
+
+    source: what every line names first; empty: nothing.
+    """
+    lines = tuple(one_line(f"{source}: {problem}" if source else problem) for problem in problems)
+    if lines:
+        error = ConfigError(lines[0] if len(lines) == 1 else f"{lines[0]} (and {len(lines) - 1} more)")
+        error.problems = lines if len(lines) > 1 else ()
+        raise error
 
 
 def one_line(text: str) -> str:

@@ -31,6 +31,9 @@ def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
         return f"{head}: {shown(value)} is not offered; {_closest_value(value, error)}"
     if error["type"] == "model_type":
         return f"{head}: {shown(value)} is not valid: should be a section, a mapping of keys"
+    if error["type"] == "dict_type":
+        elsewhere = f"; a directory or a hub id is {'.'.join((*path[:-1], 'path'))}" if path[-1:] == ("init",) else ""
+        return f"{head}: {shown(value)} is not valid: should be a mapping of keys{elsewhere}"
     if error["type"] == "string_type" and isinstance(value, int | float):
         return f"{head}: {shown(value)} is not text; quote it"
     problem = error["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from configs.errors import ConfigError, first_of, shown, suggestion
+from configs.errors import ConfigError, refuse, shown, suggestion
 from configs.invalid import describe
 from configs.paths import user_path
 from configs.schema import RunConfig
@@ -50,9 +50,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     it is a secret, which is refused.
     """
     config = _validated(read_source(name_or_path, overrides))
-    problem = first_of(secret_problems(config))
-    if problem is not None:
-        raise ConfigError(f"{name_or_path}: {problem}")
+    refuse(secret_problems(config), source=name_or_path)
     return config
 
 
@@ -141,8 +139,8 @@ def _validated(source: Source) -> RunConfig:
     except ValidationError as error:
         # A key that is unknown explains one that is missing: it comes first.
         errors = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        problems = (describe(item, source.place) for item in errors)
-        raise ConfigError(first_of(problems)) from error
+        refuse(describe(item, source.place) for item in errors)
+        raise  # pydantic's error has at least one item
 
 
 def _overridden(source: Source, overrides: Sequence[str]) -> Source:

@@ -10,7 +10,6 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from configs.paths import SCHEME, is_folder, is_there, is_url, user_path
 from configs.python_source import parsed
 from configs.schema import ModelConfig, Role, RunConfig
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-MAX_HUB_ID = 96
 MAX_NAME = 255
 """Bytes of a file's name."""
 SMOLLM2 = "smollm2"
@@ -68,8 +65,7 @@ def _model_path_problems(key: str, path: str, config: RunConfig, *, needs_weight
     elif path == SMOLLM2:
         yield from _smollm2_problems(key)
     elif not looks_local(path):
-        if not HUB_ID.fullmatch(path) or len(path) > MAX_HUB_ID:
-            yield f"{key}: {shown(path)} is no directory and no hub id ORGANISATION/NAME; correct it"
+        return  # configs.hub_checks
     elif not is_there(path):
         yield f"{key}: there is no {path} (looked up from {Path.cwd()}); give a model directory or a hub id"
     elif not is_folder(path):

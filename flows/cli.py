@@ -27,6 +27,9 @@ EPILOG = (
     "130 stopped by Ctrl-C or SIGTERM (go on with `hybridflow resume RUN`)."
 )
 
+MOST_SHOWN = 10
+"""Lines of one command's mistakes on a terminal."""
+
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What Typer raises for wrong options; its home differs between Typer's versions."""
 
@@ -56,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
     except UserError as error:
-        return _complain(f"{error}{_notes(error)}")
+        return _complain_of(error)
     except RankError as error:
         advice = "" if error.error_class == "memory" else f"; {REMEDIES[error.error_class].advice}"
         _complain(f"the run failed: {error}{advice}; what is committed is kept{_notes(error)}")
@@ -66,6 +69,16 @@ def main(args: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return STOPPED
     return code if isinstance(code, int) else OK
+
+
+def _complain_of(error: UserError) -> int:
+    """A mistake in a line; of several, the first MOST_SHOWN."""
+    lines = list(error.problems) or [str(error)]
+    for line in lines[:MOST_SHOWN]:
+        _complain(f"{line}{_notes(error)}")
+    if len(lines) > MOST_SHOWN:
+        _complain(f"{len(lines) - MOST_SHOWN} more of them; --json prints all")
+    return USER_ERROR
 
 
 def _notes(error: Exception) -> str:

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from flows.checkpointing import Checkpointer
 from flows.committer import Committer
 from flows.controller import Controller, StopRequested
-from flows.iteration_report import IterationReporter, iteration_metrics
+from flows.iteration_report import IterationReporter, evaluation_metrics, iteration_metrics
 from flows.live_view import LiveView
 from flows.progress_artifacts import ProgressArtifacts
 from flows.recovery import Recoveries
@@ -91,6 +91,7 @@ class RunExecution:
         self.recoveries = Recoveries(view.note)
         self.done = 0
         self.last_metrics: dict[str, Any] = {}
+        self.before_training: frozenset[str] = frozenset()
         self.ended = asyncio.Event()
         self.result: RunResult | None = None
         self.error: Exception | None = None
@@ -232,6 +233,7 @@ class RunExecution:
         outcomes = await self._outcomes(controller, iteration)
         controller.coefficients = controller.coefficients.after(outcomes)
         metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
+        metrics |= evaluation_metrics(outcomes, iteration, before_training=self.before_training)
         self.last_metrics = metrics
         self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())
         every, last = self.config.checkpoint.every, iteration + 1 == self.config.training.num_iterations
@@ -255,6 +257,7 @@ class RunExecution:
         prompts = RolloutsHandle(iteration)
         if iteration == 0:
             await self._evaluate(models, prompts, step=0)
+            self.before_training = frozenset(task.get_name() for task in models.stages)
         await get_algorithm(self.config.algorithm).function(models, prompts)
         await gather(*models.stages)
         every = self.config.evaluation.every

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from flows.sinks import MetricsSinks
 from pipeline.dropping import MARKERS, without_dropped
 from pipeline.rollout_gap import gap_warning
 from pipeline.stages import StageOutcome
+from storage.evaluation_results import BEFORE, EVAL, STEP, evaluations_of
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
@@ -44,6 +45,24 @@ def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -
     return metrics
 
 
+def evaluation_metrics(
+    outcomes: Mapping[str, StageOutcome], iteration: int, *, before_training: Collection[str]
+) -> dict[str, Any]:
+    """After how many iterations the `eval/` metrics were measured (`eval/step`); those of before the training under
+    a prefix of their own, where iteration 0 has both.
+
+    before_training: names of the stages, as in `actor.evaluate[0]`, that ran before the first update.
+    """
+    first: dict[str, Any] = {}
+    last: dict[str, Any] = {}
+    for stage, outcome in outcomes.items():
+        found = first if f"{stage}[{iteration}]" in before_training else last
+        found |= {name: value for name, value in outcome.metrics.items() if name.startswith(EVAL)}
+    if not last:
+        return {STEP: 0} if first else {}
+    return {STEP: iteration + 1, **{BEFORE + name.removeprefix(EVAL): value for name, value in first.items()}}
+
+
 class IterationReporter:
     """Publishes behind the loop's back, one iteration at a time, in order."""
 
@@ -62,11 +81,16 @@ class IterationReporter:
         committed: asyncio.Task[None] | None,
     ) -> None:
         """Report an iteration once its stages are committed and the one before is reported."""
+        said = [] if self._config.algorithm == "evaluate" else evaluations_of([{"iteration": iteration, **metrics}])
+        for entry in (entry for entry in said if not entry.step):
+            self._view.note(entry.sentence())
         self._view.iteration_finished(iteration, metrics)
+        for entry in (entry for entry in said if entry.step):
+            self._view.note(entry.sentence())
         warnings = [warning for warning in (gap_warning(metrics, self._config),) if warning is not None]
         for warning in warnings:
-            logger.warning("iteration %d: %s", iteration + 1, warning)
-            self._view.note(f"iteration {iteration + 1}: {warning}")
+            logger.warning("iteration %d: %s", iteration, warning)
+            self._view.note(f"iteration {iteration}: {warning}")
         logged = self._logging = asyncio.create_task(self._log(self._logging, iteration, metrics, committed))
         self._last = asyncio.create_task(self._publish(self._last, logged, iteration, metrics, outcomes, warnings))
 

@@ -42,12 +42,21 @@ class LiveView:
     """A context manager; every method may be called from any thread, also outside the context.
 
     The live form needs a terminal on stdout and on stderr (it is drawn on stderr) and `quiet` false.
-    `record` is given each iteration's line and each note, whichever form it is.
+    `record` is given each iteration's line and each note, whichever form it is. says_iterations: false for what
+    trains nothing, whose one iteration is no news.
     """
 
     record: Callable[[str], None] | None = None
 
-    def __init__(self, total_iterations: int, quiet: bool = False, *, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        total_iterations: int,
+        quiet: bool = False,
+        *,
+        console: Console | None = None,
+        says_iterations: bool = True,
+    ) -> None:
+        self._says_iterations = says_iterations
         self._console = console or Console(stderr=True)
         self._is_live = not quiet and self._console.is_terminal and (console is not None or sys.stdout.isatty())
         self._total = total_iterations
@@ -56,7 +65,7 @@ class LiveView:
         self._metrics: Mapping[str, Any] = {}
         self._lock = threading.Lock()
         self._progress = _progress_bar(self._console)
-        self._task = self._progress.add_task("iteration", total=total_iterations)
+        self._task = self._progress.add_task("iterations done", total=total_iterations)
         self._live = Live(
             console=self._console,
             get_renderable=self._render,
@@ -93,7 +102,9 @@ class LiveView:
             self._done = iteration + 1
             self._metrics = dict(metrics)
         self._progress.update(self._task, completed=self._done)
-        line = f"iteration {iteration + 1}/{self._total}  {headline(metrics)}".rstrip()
+        if not self._says_iterations:
+            return
+        line = f"iteration {iteration} ({self._done} of {self._total} done)  {headline(metrics)}".rstrip()
         self._record(line)
         if not self._is_live:
             self._print_line(line)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import ConfigError, first_of
+from configs.errors import refuse
 from configs.model_checks import head_problems
 from configs.schema import RunConfig
 
@@ -21,9 +21,7 @@ def check_own_code(config: RunConfig) -> None:
 
     Costs nothing where the configuration names only what is built in.
     """
-    problem = first_of(own_code_problems(config))
-    if problem is not None:
-        raise ConfigError(problem)
+    refuse(own_code_problems(config))
 
 
 def own_code_problems(config: RunConfig) -> Iterator[str]:

@@ -24,6 +24,7 @@ from flows.signals import StopRequest
 from flows.starting_point import create_run
 from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
+from storage.evaluation_results import evaluations_of, first_and_last
 from storage.locations import Location, local_side, location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
@@ -46,6 +47,8 @@ class RunSummary:
     note: str = ""
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Rebuilds of the ranks on the way: cause, checkpoint, stages and iterations repeated, seconds."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """The run's first and last evaluation: step, and each data set's estimates."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +82,9 @@ class Session:
         with (
             directory.locked(self.stop.request),
             controller_log(directory.logs) as log,
-            LiveView(config.training.num_iterations, quiet=self.quiet) as view,
+            LiveView(
+                config.training.num_iterations, quiet=self.quiet, says_iterations=config.algorithm != "evaluate"
+            ) as view,
         ):
             self.stop.note = view.note
             execution = RunExecution(
@@ -103,6 +108,7 @@ class Session:
             iterations=result.iterations,
             metrics=result.metrics,
             recoveries=result.recoveries,
+            evaluations=_evaluations(directory),
         )
 
 
@@ -161,17 +167,22 @@ def run(config: RunConfig, *, parent: Location | None = None, quiet: bool = Fals
     return asyncio.run(go())
 
 
+def _evaluations(directory: RunDirectory) -> list[dict[str, Any]]:
+    return [entry.to_json() for entry in first_and_last(evaluations_of(read_metrics(directory.metrics)))]
+
+
 def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
     """The summary of a run whose last iteration has its checkpoint; None when something is left to do."""
     newest = CheckpointStore(directory.checkpoints).latest()
     if newest is None or newest.step < config.training.num_iterations:
         return None
-    metrics = read_metrics(directory.metrics)[-1:] if directory.metrics.exists() else []
+    metrics = read_metrics(directory.metrics)[-1:]
     return RunSummary(
         run_dir=str(directory.path),
         status="completed",
         iterations=newest.step,
         metrics=metrics[0] if metrics else {},
+        evaluations=_evaluations(directory),
         note="nothing was left to do; --set training.num_iterations=N with a larger N goes on",
     )
 

@@ -13,11 +13,9 @@ from dataclasses import replace
 from pipeline.stages import StageOutcome, StageSpec
 from storage.locations import Location
 from storage.run_records import RunRecords
-from storage.run_status import ActiveStage, PlacedRank, RunStatus
+from storage.run_status import CHECKPOINT, ActiveStage, PlacedRank, RunStatus
 from storage.timeline import Span
 from workers.worker_group import Ranks, ResourcePool
-
-CHECKPOINT = "checkpoint"
 
 
 class RunRecorder:

@@ -18,6 +18,8 @@ from storage.locations import Location
 from storage.object_path import ObjectPath
 
 FILE = "status.json"
+CHECKPOINT = "checkpoint"
+"""The stage that saves one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class ActiveStage:
     @property
     def name(self) -> str:
         """As people see it: `actor.update_actor[12]`."""
-        return f"{self.stage}[{self.iteration}]"
+        return stage_name(self.stage, self.iteration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,11 @@ class RunStatus:
         """shares: by the stage's and the iteration's name, `actor.update_actor[3]`."""
         stages = tuple(replace(stage, share=shares.get(stage.name, stage.share)) for stage in self.stages)
         return replace(self, stages=stages)
+
+
+def stage_name(stage: str, iteration: int) -> str:
+    """With the iteration, from 0; a checkpoint with its step, which is the number of iterations before it."""
+    return f"{stage}[{iteration + (stage == CHECKPOINT)}]"
 
 
 def write_status(run_dir: Location, status: RunStatus) -> None:

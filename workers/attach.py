@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from distributed import Client
 
-from configs.errors import UserError, first_of
+from configs.errors import UserError, refuse
 from configs.schema import RunConfig
 from configs.secrets import references
 from storage.atomic import atomic_write, make_folder, remove_tree, writing
@@ -134,7 +134,7 @@ async def check_workers(client: Client, config: RunConfig, output: Location) -> 
         question = Question(paths=local_files(config), variables=references(config), probe=str(probe))
         addresses = await worker_addresses(client)
         answers = await client.run(report, question, workers=addresses, on_error="return")
-    problem = first_of(
+    lines = (
         line
         for worker, answer in sorted(answers.items())
         for line in (
@@ -143,5 +143,4 @@ async def check_workers(client: Client, config: RunConfig, output: Location) -> 
             else [f"worker {worker} cannot run this project's code ({answer!r}); install the same version there"]
         )
     )
-    if problem is not None:
-        raise UserError(f"cluster.scheduler={config.cluster.scheduler}: {problem}")
+    refuse(lines, source=f"cluster.scheduler={config.cluster.scheduler}")

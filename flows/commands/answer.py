@@ -36,7 +36,8 @@ def deliver(work: Callable[[], Answer], *, as_json: bool) -> int:
     """Do the work and print its answer; the exit code.
 
     With `as_json` whatever else is printed, by this process or its children, goes to stderr; an
-    error gives the document `{"error": ..., "exit_code": ...}` and is raised on.
+    error gives the document `{"error": ..., "exit_code": ...}`, with every one of several mistakes under
+    `problems`, and is raised on.
     """
     if not as_json:
         answer = work()
@@ -46,7 +47,7 @@ def deliver(work: Callable[[], Answer], *, as_json: bool) -> int:
         try:
             answer = work()
         except BaseException as error:
-            _print_json({"error": _one_line(error), "exit_code": exit_code_of(error)}, stdout)
+            _print_json(_error_document(error), stdout)
             raise
         _print_json(answer.document, stdout)
         return _finish(answer)
@@ -74,6 +75,12 @@ def _finish(answer: Answer) -> int:
     if answer.wait is not None:
         answer.wait()
     return answer.exit_code
+
+
+def _error_document(error: BaseException) -> dict[str, Any]:
+    several = error.problems if isinstance(error, UserError) else ()
+    problems = {"problems": list(several)} if several else {}
+    return {"error": _one_line(error), "exit_code": exit_code_of(error), **problems}
 
 
 def _one_line(error: BaseException) -> str:

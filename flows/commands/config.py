@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from configs.checks import config_problems
-from configs.errors import ConfigError, first_of
+from configs.checks import check_config, config_warnings
 from configs.loader import load_config, resolved
 from configs.reference import json_schema
 from configs.yaml_text import dump_yaml
 from flows.commands.answer import Answer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def check(name_or_path: str, overrides: Sequence[str]) -> Answer:
-    """Raises ConfigError with the first problem."""
+    """Raises ConfigError with all problems; what is only doubtful is said beside the `ok`."""
     config = load_config(name_or_path, overrides)
-    problem = first_of(config_problems(config))
-    if problem is not None:
-        raise ConfigError(f"{name_or_path}: {problem}")
-    return Answer(
-        document={"config": name_or_path, "ok": True},
-        show=lambda console: console.print(f"{name_or_path}: ok", markup=False),
-    )
+    check_config(config, source=name_or_path)
+    warnings = [f"{name_or_path}: {line}" for line in config_warnings(config)]
+
+    def show(console: Console) -> None:
+        for line in warnings:
+            console.print(f"warning: {line}", markup=False, soft_wrap=True)
+        console.print(f"{name_or_path}: ok", markup=False)
+
+    return Answer(document={"config": name_or_path, "ok": True, "warnings": warnings}, show=show)
 
 
 def show(name_or_path: str, overrides: Sequence[str]) -> Answer:

@@ -9,14 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import UserError, first_of
+from configs.checks import config_warnings
+from configs.errors import refuse
 from configs.loader import load_config, resolved
-from configs.machine_checks import machine_warnings
 from configs.path_checks import output_problems
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.hints import typed_command
 from flows.preflight import check
+from storage.evaluation_results import evaluation_lines
 from storage.locations import Location, location
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
         overrides = [*overrides, f"output={json.dumps(output)}"]
     config = load_config(name_or_path, overrides)
     check(config, source=name_or_path)
-    for line in machine_warnings(config):
-        print(f"hybridflow: warning: {line}", file=sys.stderr)
+    for line in config_warnings(config):
+        print(f"hybridflow: warning: {name_or_path}: {line}", file=sys.stderr)
     if dry_run:
         return _plan(config)
     from flows.run import run as run_flow
@@ -53,9 +54,7 @@ def resume(name_or_path: str, overrides: Sequence[str], runs: Location | str, *,
 
 def quickstart(output: Path, *, quiet: bool) -> Answer:
     """SFT, reward model and PPO on a small model made from scratch."""
-    problem = first_of(output_problems(RunConfig(output=str(output))))
-    if problem is not None:
-        raise UserError(f"--{problem}")
+    refuse(f"--{problem}" for problem in output_problems(RunConfig(output=str(output))))
     from flows.quickstart import quickstart as quickstart_flow
 
     document = quickstart_flow(output, quiet=quiet)
@@ -74,6 +73,8 @@ def _summary(summary: RunSummary) -> Answer:
 
 def _show_summary(console: Console, summary: RunSummary) -> None:
     console.print(f"{summary.status}: {summary.iterations} iterations in {summary.run_dir}", markup=False)
+    for line in evaluation_lines(summary.evaluations):
+        console.print(line, markup=False, soft_wrap=True)
     if summary.note:
         console.print(summary.note, markup=False)
     if summary.status == "stopped":

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from flows.commands.answer import Answer, finite
 from flows.commands.tables import number, print_table
 from flows.live_view import headline
+from storage.evaluation_results import evaluation_lines, evaluations_of, first_and_last
 from storage.executions import read_executions
 from storage.locations import Location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
 from storage.run_lock import is_held
-from storage.run_status import ActiveStage, RunStatus, read_status
+from storage.run_status import ActiveStage, RunStatus, read_status, stage_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LAST = 5
 TIMED = 20
 """Iterations whose pace is taken for the rest."""
+GOING_ON = ("starting", "running")
 Metrics = dict[str, Any]
 
 
@@ -39,7 +41,7 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
     state = _state(said, is_held(run.path))
     done = max(_logged(lines), said.iterations_done if said else 0)
     seconds = seconds_per_iteration(lines)
-    going_on = state in ("starting", "running")
+    going_on = state in GOING_ON
     document = {
         "run": str(run.path),
         "state": state,
@@ -52,6 +54,7 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
         "last_change": said.updated_at if said else None,
         "ranks": _ranks(said, now, going_on=going_on),
         "executions": [execution.to_json() for execution in read_executions(run.path)],
+        "evaluations": [entry.to_json() for entry in first_and_last(evaluations_of(lines))],
         "last_iterations": [{**line, "headline": headline(line)} for line in lines[-LAST:]],
     }
     return Answer(document=finite(document), show=lambda console: _show(console, document, now))
@@ -71,7 +74,7 @@ def _expected_end(
 def _state(said: RunStatus | None, is_locked: bool) -> str:
     if said is None:
         return "starting" if is_locked else "not started"
-    if said.state in ("starting", "running") and not is_locked:
+    if said.state in GOING_ON and not is_locked:
         return "died"
     return said.state
 
@@ -103,6 +106,7 @@ def _ranks(said: RunStatus | None, now: float, *, going_on: bool) -> list[dict[s
             "pool": rank.pool,
             "address": rank.address,
             "models": list(rank.roles),
+            "alive": going_on,
             "peak_gib": rank.peak_gib,
             **_phase(active.get(rank.rank), now),
         }
@@ -131,11 +135,14 @@ def _show(console: Console, document: dict[str, Any], now: float) -> None:
     for line in _executions(document["executions"]):
         console.print(line, markup=False, soft_wrap=True)
     if document["ranks"]:
-        rows = [_row(rank) for rank in document["ranks"]]
+        at_rest = "idle" if document["state"] in GOING_ON else "ended"
+        rows = [_row(rank, at_rest=at_rest) for rank in document["ranks"]]
         header = ("rank", "for, s", "peak, GiB", "pool", "phase", "models held", "worker")
         print_table(console, header, rows, num_right=3)
     for line in document["last_iterations"]:
         console.print(f"iteration {line['iteration']}  {line['headline']}", markup=False, soft_wrap=True)
+    for text in evaluation_lines(document["evaluations"]):
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def _sentences(document: dict[str, Any], now: float) -> list[str]:
@@ -165,8 +172,8 @@ def _executions(executions: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _row(rank: dict[str, Any]) -> tuple[str, ...]:
-    phase = "idle" if rank["phase"] is None else f"{rank['phase']}[{rank['iteration']}]"
+def _row(rank: dict[str, Any], *, at_rest: str) -> tuple[str, ...]:
+    phase = at_rest if rank["phase"] is None else stage_name(rank["phase"], rank["iteration"])
     phase += "" if rank["share"] is None else f" {rank['share']:.0%}"
     seconds = "" if rank["seconds"] is None else f"{rank['seconds']:.1f}"
     return (str(rank["rank"]), seconds, number(rank["peak_gib"]), rank["pool"], phase, ", ".join(rank["models"]),

@@ -231,9 +231,10 @@ def test_a_key_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert error_line(path, ()).startswith(f"{path}:3: rollout.num_sample: unknown key (value 4)")
 
 
-def test_further_mistakes_are_counted(tmp_path: Path) -> None:
-    line = error_line(write_good(tmp_path), ("kl.zz=1", "kl.yy=1", "seed=x"))
-    assert line.endswith("(and 2 more)")
+def test_further_mistakes_are_counted_and_carried(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kl\.zz.*\(and 2 more\)$") as caught:
+        load_config(str(write_good(tmp_path)), ("kl.zz=1", "kl.yy=1", "seed=x"))
+    assert [part in line for part, line in zip(("kl.zz", "kl.yy", "seed"), caught.value.problems, strict=True)]
 
 
 def test_a_parquet_file_is_asked_for_its_schema(tmp_path: Path) -> None:

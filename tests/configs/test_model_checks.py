@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from configs.checks import config_problems
+from configs.hub_checks import hub_warnings
 from configs.model_checks import head_problems
 from configs.schema import RunConfig
 from configs.transformers_source import causal_model_types, model_types, settings_of
@@ -93,6 +94,46 @@ def test_what_no_prompt_could_make_fit_is_refused(
     actor = {"path": path, "init": LLAMA} if from_scratch else {"path": path}
     line = only_problem(tmp_path, actor=actor, rollout=rollout)
     assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("models/mine", ("models/mine", "folder models", "hf download models/mine")),
+        ("other/mine", ("no other/mine", "write sub/other/mine")),
+        ("a--b/c", ("'a--b/c'", "no hub id")),
+        ("a/..", ("no hub id",)),
+        ("-a/b", ("no hub id",)),
+        ("x/y.git", ("no hub id",)),
+    ],
+)
+def test_a_directory_that_is_missing_is_not_taken_for_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, parts: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "sub" / "other" / "mine").mkdir(parents=True)
+    config = RunConfig.model_validate(good_tree(tmp_path) | {"actor": {"path": path}})
+    (line,) = config_problems(config, beside=tmp_path / "sub")
+    assert line.startswith("actor.path: ") and all(part in line for part in parts), line
+
+
+def test_a_hub_id_that_is_not_here_yet_is_said_and_a_cached_one_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    tree = good_tree(tmp_path) | {"actor": {"path": "models/mine", "revision": "v1"}, "tokenizer": "gpt2"}
+    config = RunConfig.model_validate(tree)
+    for offline, part in (("1", "HF_HUB_OFFLINE forbids"), ("0", "fetched when the run starts")):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        actor, tokenizer = hub_warnings(config)
+        assert actor.startswith("actor.path: models/mine (revision v1) is no directory") and part in actor
+        assert tokenizer.startswith("tokenizer: gpt2 is no directory") and part in tokenizer
+    for name, revision in (("models--models--mine", "v1"), ("models--gpt2", "abc")):
+        (tmp_path / "hub" / name / "snapshots" / revision).mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    assert list(hub_warnings(config)) == [] == list(config_problems(config))
 
 
 def damage(folder: Path, how: str) -> None:

@@ -123,9 +123,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys: Capture, args: list[str],
 
 def test_config_check_says_ok_or_what_is_wrong(tmp_path: Path, capsys: Capture) -> None:
     path = str(write_good(tmp_path))
-    assert document_of(capsys, "config", "check", path) == {"config": path, "ok": True}
+    (warning,) = (checked := document_of(capsys, "config", "check", path))["warnings"]
+    assert (checked["config"], checked["ok"]) == (path, True)
+    assert warning.startswith(f"{path}: actor.path: organisation/model is no directory here")
+    assert main(["config", "check", path]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"warning: {warning}", f"{path}: ok"]
     wrong = document_of(capsys, "config", "check", path, "--set", "rollout.num_samples=1", code=2)
     assert "rollout.num_samples: 1" in wrong["error"]
+
+
+def test_all_of_several_mistakes_are_printed_a_line_each(tmp_path: Path, capsys: Capture) -> None:
+    overrides = [word for number in range(13) for word in ("--set", f"kl.key{number}=1")]
+    args = ["config", "check", str(write_good(tmp_path)), *overrides]
+    assert len(document_of(capsys, *args, code=2)["problems"]) == 13
+    assert main(args) == 2
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert [f"kl.key{number}:" in line for number, line in enumerate(lines)] == [True] * 10
+    assert last == "hybridflow: 3 more of them; --json prints all"
 
 
 def test_config_show_prints_every_value_and_what_it_prints_is_a_configuration(tmp_path: Path, capsys: Capture) -> None:

@@ -127,6 +127,13 @@ def test_metrics_of_every_data_set_are_those_of_its_stored_samples(finished: Run
             assert found["pass@4_low"] == pytest.approx(estimate(scores.max(axis=1)).low)
             assert found["reward_errors"] == 4, "a refused prompt counts as 0"
             assert scores.ravel().tolist() == [float(len(s["response"]) < 12) for s in stored]
+    said = {e["step"]: e["datasets"] for e in finished.evaluations}
+    assert list(said) == [rows[0]["eval/step"], rows[1]["eval/step"]] == [0, 2]
+    assert said[2]["other"]["mean@4"] == rows[1]["eval/other/mean@4"]
+    log = (directory.logs / "controller.log").read_text()
+    order = ["evaluation before training: ", "iteration 0 (1 of 2", "iteration 1 (2 of 2", "evaluation after 2 it"]
+    places = [log.index(text) for text in order]
+    assert places == sorted(places)
     assert samples(directory.path, 0, "other")[0]["answer"] is None, "no answer column is configured"
 
 
@@ -155,7 +162,9 @@ def test_the_command_evaluates_a_checkpoint(
     changes = ("resources.num_ranks=1", "evaluation.num_samples=1", "evaluation.ks=[]")
     overrides = [word for change in changes for word in ("--set", change)]
     assert main(["evaluate", str(directory.config_yaml), *arguments, *overrides, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "iteration" not in printed.err, "nothing is trained"
+    document = json.loads(printed.out)
     assert document["status"] == "completed" and document["model"].endswith("@1/actor")
     (results,) = document["datasets"].values()
     stored = samples(Path(document["run_dir"]), 0, "mine")

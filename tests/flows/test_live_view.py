@@ -44,9 +44,9 @@ def test_without_a_terminal_each_iteration_is_one_line_on_stderr(capsys: pytest.
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "iteration 1/3  reward 0.512  KL 0.01  length 24  tokens/s 18,300  s 2.5",
+        "iteration 0 (1 of 3 done)  reward 0.512  KL 0.01  length 24  tokens/s 18,300  s 2.5",
         "[bold]a note[/bold]",
-        "iteration 2/3",
+        "iteration 1 (2 of 3 done)",
     ]
 
 
@@ -55,7 +55,7 @@ def test_quiet_in_a_terminal_is_the_same_lines() -> None:
     with LiveView(2, quiet=True, console=console) as view:
         view.stage_started("stage")
         view.iteration_finished(0, {"kl": 1.0})
-    assert screen(console) == "iteration 1/2  KL 1\n"
+    assert screen(console) == "iteration 0 (1 of 2 done)  KL 1\n"
 
 
 def test_in_a_terminal_running_stages_and_progress_are_shown() -> None:

@@ -211,7 +211,8 @@ async def test_prefect_shows_every_model_call_by_its_name(finished: dict[str, Ru
     assert {name: (run.state_name, run.tags) for name, run in runs.items()} == {
         name: ("Completed", [phase]) for name, phase in phases.items()
     }
-    assert [line[:13] for line in logs if line.startswith("iteration")] == ["iteration 1/2", "iteration 2/2"]
+    numbered = [line.partition(")")[0] for line in logs if line.startswith("iteration")]
+    assert numbered == ["iteration 0 (1 of 2 done", "iteration 1 (2 of 2 done"]
     assert_figure_1(runs)
     assert_artifacts(artifacts, directory.path.name)
 

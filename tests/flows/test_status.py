@@ -52,7 +52,15 @@ def test_a_running_run_is_seen_from_outside_and_a_killed_one_too(tmp_path: Path,
     running(run, now=now)
     log = MetricsLog(run.metrics)
     for iteration in (0, 1):
-        log.append(iteration, {"ended_at": now - 20 + 10 * iteration, "reward_mean": 0.5, "time/iteration": 9.0})
+        log.append(
+            iteration,
+            {
+                "ended_at": now - 20 + 10 * iteration,
+                "reward_mean": 0.5,
+                "time/iteration": 9.0,
+                "eval/mean@1": iteration,
+            },
+        )
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(run.path / ".lock")], stdout=subprocess.PIPE, text=True
     )
@@ -74,6 +82,7 @@ def test_a_running_run_is_seen_from_outside_and_a_killed_one_too(tmp_path: Path,
     printed = capsys.readouterr().out
     assert "died, 2 of 10 iterations" in printed and "pid 4321 on h) is gone" in printed
     assert "hybridflow resume" in printed and "iteration 1  reward 0.5" in printed
+    assert "evaluation before training: mean@1 0\nevaluation after 2 iterations: mean@1 1\n" in printed
 
 
 @pytest.mark.parametrize("state", ["completed", "stopped", "failed"])
@@ -83,6 +92,10 @@ def test_an_ended_run_says_how(tmp_path: Path, capsys: Capture, state: str) -> N
     write_status(run.path, ended)
     found = document_of(capsys, "status", str(run.path))
     assert (found["state"], found["error"], found["expected_end"]) == (state, ended.error, None)
+    assert [rank["alive"] for rank in found["ranks"]] == [False, False]
+    assert main(["status", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "ended" in printed and "idle" not in printed
 
 
 def test_a_run_that_never_started_and_a_damaged_file(tmp_path: Path, capsys: Capture) -> None:
