@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
-from workers.engines.sglang.versions import CPU_ARGUMENTS, skip_other_models
+from workers.engines.sglang.versions import CPU_ARGUMENTS, forking, skip_other_models
 
 
 def main() -> None:
     skip_other_models("LlamaForCausalLM")
     from sglang.srt.entrypoints.engine import Engine
 
-    engine = Engine(
+    engine = forking(Engine)(
         model_path=sys.argv[1],
         device="cpu",
         dtype="float32",
@@ -27,5 +27,5 @@ def main() -> None:
     engine.shutdown()
 
 
-if __name__ == "__main__":  # a scheduler that is spawned imports this file again
+if __name__ == "__main__":
     main()

@@ -49,6 +49,8 @@ class Channel:
     def __init__(self, descriptor: int, tree: Tree) -> None:
         self._tree = tree
         self._connection = Connection(descriptor)
+        # A forked scheduler must not hold the channel open when this process has ended.
+        os.register_at_fork(after_in_child=self._connection.close)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True, name="channel").start()

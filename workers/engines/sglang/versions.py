@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import multiprocessing
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -104,7 +105,7 @@ def start_engine(spec: EngineSpec) -> Any:
 
     from workers.engines.sglang import scheduler
 
-    class PluggedEngine(Engine):  # type: ignore[misc]
+    class PluggedEngine(forking(Engine) if spec.device == "cpu" else Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(scheduler.run)
 
         @classmethod
@@ -117,6 +118,21 @@ def start_engine(spec: EngineSpec) -> Any:
     # Spares each later collection the objects of the start: half a second of every flush on a CPU.
     engine.freeze_gc()
     return engine
+
+
+def forking(engine: Any) -> Any:
+    """The class, with processes that are forked: half of a start is the second import of SGLang that this spares.
+
+    For a CPU: an NVIDIA driver does not outlive a fork.
+    """
+
+    class ForkingEngine(engine):  # type: ignore[misc]
+        @classmethod
+        def _launch_scheduler_processes(cls, *arguments: Any, **options: Any) -> Any:
+            multiprocessing.set_start_method("fork", force=True)  # SGLang has just set its own
+            return super()._launch_scheduler_processes(*arguments, **options)
+
+    return ForkingEngine
 
 
 def architecture(spec: EngineSpec) -> str:
