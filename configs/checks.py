@@ -204,13 +204,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         )
     if config.algorithm == "remax":
         yield "rollout.dynamic_sampling: remax compares with a greedy response to the same prompts; set it to null"
-    placed = {str(name): pool for name, pool in config.resources.placement.items()}
     has_model = config.reward.path is not None or config.reward.init is not None
-    if has_model and len({placed.get("reward"), placed.get("actor"), placed.get("rollout", placed.get("actor"))}) > 1:
-        yield (
-            "rollout.dynamic_sampling: the reward model decides during generation; place it, the actor and the "
-            "engines in one pool (resources.placement), or set it to null"
-        )
     names = [function.name or function.path.rpartition(":")[2] for function in config.rewards.functions]
     known = [*names, *(["model"] if has_model else []), *(["environment"] if config.rollout.environment else [])]
     known += ["over_long"] if over_long_buffer(config) is not None else []

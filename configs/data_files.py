@@ -21,6 +21,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 FIRST_ROWS = 200
 """Rows that are looked at before a run starts; all others when they are read."""
 MESSAGE = ("role", "content")
+LABELS = ("chosen_safe_column", "rejected_safe_column")
 
 
 class UnreadableDataError(Exception):
@@ -126,6 +127,8 @@ def _value_problem(key: str, column: str, row: Mapping[str, Any]) -> str | None:
         return None
     if key == "messages_column":
         return _messages_problem(column, value)
+    if key in LABELS:
+        return None if value in (True, False) else f"column {column!r} is {_json_text(value)}, not true (safe) or false"
     if isinstance(value, list) and key in ("chosen_column", "rejected_column"):
         return _messages_problem(column, value)
     return None if isinstance(value, str) else f"column {column!r} is {_json_text(value)}, not text"

@@ -31,7 +31,7 @@ class EnvironmentConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Groups whose rewards are all equal are replaced by further prompts, within the generation stage (DAPO)."""
+    """Groups whose rewards are all equal are replaced by further prompts (DAPO)."""
 
     max_rounds: NonNegativeInt = 3
     """Further rounds of generation at most, each with as many prompts as groups are missing; then the iteration goes on with the groups that there are."""
@@ -59,7 +59,7 @@ class RolloutConfig(Section):
     stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """null: those of the generation config, else the tokenizer's end of sequence."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Replace groups without variance; the rewards are then computed within the generation stage. null: off."""
+    """Replace groups without variance; rewards are then computed within the generation stage, or, with a reward model in another pool, between stages of generation. null: off."""
     environment: EnvironmentConfig | None = None
     """Play episodes of several turns; null: one response to each prompt."""
     recompute_log_probs: bool = True

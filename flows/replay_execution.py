@@ -21,7 +21,7 @@ from flows.controller import Controller
 from flows.execution import EVALUATED_BY, RunExecution
 from flows.replay_plan import ReplayPlan
 from flows.stage_tasks import CONTROLLERS
-from pipeline.calls import present_columns
+from pipeline.calls import also_read, present_columns
 from pipeline.models import Models
 from pipeline.placement import pools_of
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
@@ -98,9 +98,7 @@ def columns_read(spec: StageSpec) -> set[Place]:
     iteration, rollouts = spec.key.iteration, spec.rollouts
     read = {(iteration, rollouts.row_set, name) for name in present_columns(spec.call.reads, rollouts.columns)}
     for argument, ref in spec.others.items():
-        read |= {
-            (iteration, ref.row_set, name) for name in present_columns(spec.call.also_reads[argument], ref.columns)
-        }
+        read |= {(iteration, ref.row_set, name) for name in also_read(spec.call, argument, ref.columns)}
     return read
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from pipeline.calls import present_columns
+from pipeline.calls import also_read, present_columns
 from pipeline.stages import StageOutcome, StageSpec
 
 TaskState = State[Any]
@@ -26,13 +26,9 @@ class TaskGraph:
 
     def before(self, spec: StageSpec) -> list[TaskState]:
         """Final states of the task runs that this stage hangs on, each once."""
-        read = [(spec.rollouts, spec.call.reads)]
-        read += [(ref, spec.call.also_reads[name]) for name, ref in spec.others.items()]
-        makers = [
-            self._makers.get((ref.iteration, ref.row_set, column))
-            for ref, columns in read
-            for column in present_columns(columns, ref.columns)
-        ]
+        read = [(spec.rollouts, present_columns(spec.call.reads, spec.rollouts.columns))]
+        read += [(ref, also_read(spec.call, name, ref.columns)) for name, ref in spec.others.items()]
+        makers = [self._makers.get((ref.iteration, ref.row_set, column)) for ref, columns in read for column in columns]
         return list({id(state): state for state in makers if state is not None}.values()) or self.updates
 
     def ran(self, spec: StageSpec, outcome: StageOutcome, state: TaskState) -> None:

@@ -24,7 +24,7 @@ class ModelCall:
     exists. `new_rows` marks calls whose result has rows of its own, `generates` those that ask the rollout engines.
     `uses` names roles whose models the call needs
     on the same ranks, where there are any. `also_reads`: columns of further row sets, by the name of the argument
-    that is given them. `reads_history`: the call reads what earlier iterations have committed. `reads_weights`: its
+    that is given them, one or several. `reads_history`: the call reads what earlier iterations have committed. `reads_weights`: its
     result depends on the role's weights.
     """
 
@@ -54,6 +54,8 @@ GENERATED = (
 )  # fmt: skip
 EPISODES = ("step", "step_reward", "step_group", "num_turns", "environment_reward", "environment_dropped")
 """What generation writes beside, with `rollout.environment`."""
+OF_EPISODES = ("generate_sequences", "generate_round", "join_rounds", "generate_held_out", "replay_sequences")
+"""Methods that write them."""
 LOADED = (
     "token_ids",
     "response_mask",
@@ -88,6 +90,14 @@ CALLS: dict[str, ModelCall] = {
     for call in (
         ModelCall(role="actor", method="generate_sequences", kind="column", protocol="3D_ALL_MICRO_DP",
                   writes=GENERATED, new_rows=True, generates=True),
+        ModelCall(role="actor", method="generate_round", kind="column", protocol="3D_ALL_MICRO_DP",
+                  writes=GENERATED, new_rows=True, generates=True, also_reads={"rounds": ("group", "varied")}),
+        ModelCall(role="reward", method="score_round", kind="column", protocol="DP_PROTO",
+                  reads=(*SEQUENCES, "prompt_text", "text", "answer", "environment_reward?", "environment_dropped?"),
+                  writes=("reward", "reward_dropped", "varied")),
+        ModelCall(role="actor", method="join_rounds", kind="column", protocol="ONE_TO_ALL",
+                  writes=(*GENERATED, "reward", "reward_dropped"), new_rows=True, reads_weights=False,
+                  also_reads={"rounds": (*GENERATED, *(f"{n}?" for n in EPISODES), "reward", "reward_dropped", "varied")}),
         ModelCall(role="actor", method="replay_sequences", kind="column", protocol="ONE_TO_ALL",
                   writes=(*GENERATED, "reward", "reward_dropped", "replayed_from"), new_rows=True, reads_history=True,
                   reads_weights=False),
@@ -151,13 +161,15 @@ def present_columns(reads: tuple[str, ...], present: Collection[str]) -> tuple[s
     return tuple(name.rstrip("?") for name in reads if not name.endswith("?") or name[:-1] in present)
 
 
+def also_read(call: ModelCall, argument: str, present: Collection[str]) -> tuple[str, ...]:
+    """Columns of a further row set that a call reads; argument: its name, with a number where there are several."""
+    return present_columns(call.also_reads[argument.partition(".")[0]], present)
+
+
 def columns_written(call: ModelCall, config: RunConfig, row_set: str = "") -> tuple[str, ...]:
     """What a call writes under this configuration; row_set: where to."""
     written = call.writes
-    if (
-        call.method in ("generate_sequences", "generate_held_out", "replay_sequences")
-        and config.rollout.environment is not None
-    ):
+    if call.method in OF_EPISODES and config.rollout.environment is not None:
         written = (*written, *EPISODES)
     if draws_dynamically(call, config, row_set):
         written = (*written, "reward", "reward_dropped")
@@ -176,7 +188,8 @@ def roles_used(call: ModelCall, config: RunConfig) -> tuple[str, ...]:
 
 def history_read(call: ModelCall, config: RunConfig) -> bool:
     """Whether a call reads what earlier iterations have committed."""
-    return call.reads_history or (call.site == "actor.generate_sequences" and config.data.sampler is not None)
+    draws = call.site in ("actor.generate_sequences", "actor.generate_round")
+    return call.reads_history or (draws and config.data.sampler is not None)
 
 
 def register_call(call: ModelCall) -> None:

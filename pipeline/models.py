@@ -11,9 +11,9 @@ from configs.algorithms import own_estimator, own_policy_loss
 from configs.errors import UserError
 from configs.evaluation import held_out
 from configs.schema import RunConfig
-from pipeline.calls import CALLS
-from pipeline.placement import engines_pool, needs_model, pool_of
-from pipeline.stages import Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
+from pipeline.calls import CALLS, ModelCall
+from pipeline.placement import reward_is_apart
+from pipeline.stages import ColumnsRef, Prompts, RolloutsHandle, StageKey, StageOutcome, StageSpec
 
 Execute = Callable[[StageSpec], Coroutine[Any, Any, StageOutcome]]
 T = TypeVar("T")
@@ -46,15 +46,15 @@ class Models:
         """Issue the call registered as `site`; the result is the handle with the new columns.
 
         row_set: name of the rows that a call with `new_rows` makes; empty: those that are trained on. The arguments
-        of the table's `also_reads` are handles of further row sets; None, or one without columns, is left out.
+        of the table's `also_reads` are handles of further row sets, or lists of them; None, or one without columns, is
+        left out.
         Raises KeyError when no such call is registered.
         """
         if site not in CALLS:
             raise KeyError(f"no call {site!r} is registered (pipeline/calls.py lists them)")
         call = CALLS[site]
-        others = {name: handle for name in call.also_reads if (handle := arguments.pop(name, None)) is not None}
-        key = StageKey(run=self.run, iteration=self.iteration, site=site, occurrence=self._occurrences[site])
-        self._occurrences[site] += 1
+        others = further_rows(call, arguments)
+        key = self.new_key(site)
         self._place += 1
         target = RolloutsHandle(self.iteration, self._new_row_set(row_set)) if call.new_rows else rollouts
         spec = StageSpec(
@@ -64,12 +64,18 @@ class Models:
             rollouts=rollouts.ref(),
             arguments=arguments,
             row_set=target.row_set,
-            others={name: handle.ref() for name, handle in others.items() if handle.columns},
+            others=others,
         )
         task = asyncio.ensure_future(self._run(spec, target))
         task.set_name(key.name)
         self.stages.append(task)
         return task
+
+    def new_key(self, site: str) -> StageKey:
+        """The name of the next call at this site; it is taken."""
+        key = StageKey(run=self.run, iteration=self.iteration, site=site, occurrence=self._occurrences[site])
+        self._occurrences[site] += 1
+        return key
 
     def _new_row_set(self, name: str) -> str:
         """The name, with a number where the iteration has such rows already."""
@@ -104,6 +110,16 @@ class Models:
         return await self.call(site, rollouts, estimator=chosen, baseline=baseline)
 
 
+def further_rows(call: ModelCall, arguments: dict[str, Any]) -> dict[str, ColumnsRef]:
+    """The handles among the arguments, which are taken out of them; those of a list by number: `rounds.0`."""
+    found: dict[str, ColumnsRef] = {}
+    for name in call.also_reads:
+        given = arguments.pop(name, None)
+        named = {f"{name}.{i}": h for i, h in enumerate(given)} if isinstance(given, list) else {name: given}
+        found |= {key: handle.ref() for key, handle in named.items() if handle is not None and handle.columns}
+    return found
+
+
 class _Role:
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -121,6 +137,9 @@ class Actor(_Role):
         """
         if not do_sample:
             sampling = {"row_set": "greedy", "temperature": 0.0, "num_samples": 1, **sampling}
+        config = self._models.config
+        if config.rollout.dynamic_sampling is not None and reward_is_apart(config) and not sampling.get("row_set"):
+            return draw_rounds(self._models, prompts, config.rollout.dynamic_sampling.max_rounds, sampling)
         return self._models.call("actor.generate_sequences", prompts, **sampling)
 
     def load_sequences(self, batch: Prompts) -> Awaitable[RolloutsHandle]:
@@ -174,7 +193,7 @@ class Actor(_Role):
         """
         models, evaluation = self._models, self._models.config.evaluation
         sampling: dict[str, Any] = {"temperature": evaluation.temperature, "num_samples": evaluation.num_samples}
-        apart = needs_model(models.config, "reward") and pool_of(models.config, "reward") != engines_pool(models.config)
+        apart = reward_is_apart(models.config)
         for name in held_out(models.config):
             if not apart:
                 await models.call("actor.evaluate", prompts, dataset=name, step=step, **sampling)
@@ -257,6 +276,26 @@ class Reward(_Role):
     def update_reward(self, pairs: RolloutsHandle, *, loss: str) -> Awaitable[RolloutsHandle]:
         """Forward, backward and optimizer steps over the pairs."""
         return self._models.call("reward.update_reward", pairs, loss=loss)
+
+
+async def draw_rounds(models: Models, prompts: Prompts, max_rounds: int, sampling: dict[str, Any]) -> RolloutsHandle:
+    """Dynamic sampling whose reward model is in another pool: stages for each round, of which the last joins them.
+
+    A round of no rows says that nothing is missing, or that there are no further prompts.
+    """
+    seeded_as = models.new_key("actor.generate_sequences").stage
+    rounds: list[RolloutsHandle] = []
+    for _ in range(max_rounds + 1):
+        drawn = await models.call(
+            "actor.generate_round", prompts, row_set="round", rounds=rounds, seeded_as=seeded_as, **sampling
+        )
+        if not drawn.num_rows:
+            break
+        rounds.append(await models.call("reward.score_round", drawn))
+    totals: Counter[str] = Counter()
+    for drawn in rounds:
+        totals.update({name.removeprefix(f"{drawn.row_set}/"): value for name, value in drawn.metrics.items()})
+    return await models.call("actor.join_rounds", prompts, rounds=rounds, totals=dict(totals))
 
 
 async def _ready(rollouts: RolloutsHandle) -> RolloutsHandle:

@@ -60,3 +60,8 @@ def needs_model(config: RunConfig, role: str) -> bool:
         return True
     section = config.reward if role == "reward" else config.cost
     return section.path is not None or section.init is not None
+
+
+def reward_is_apart(config: RunConfig) -> bool:
+    """Whether a reward model is in another pool than the engines, so that rows have to travel to be scored."""
+    return needs_model(config, "reward") and pool_of(config, "reward") != engines_pool(config)

@@ -55,6 +55,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "answer": ("str", "from the data set, as JSON; empty where there is none"),
     "reward": ("float32", "weighted sum of the parts `reward/NAME`"),
     "reward_dropped": ("uint8", "1: a reward function failed on the group, which is left out of the update"),
+    "varied": ("uint8", "rounds of dynamic sampling: 1 on groups whose rewards differ"),
     "is_safe": ("uint8", "1 on responses that are labelled safe (cost models)"),
     "cost": ("float32", "weighted sum of the parts `cost/NAME`"),
     "cost_dropped": ("uint8", "1: a cost function failed on the group, which is left out of the update"),

@@ -50,7 +50,8 @@ class ColumnsRef:
 class StageSpec:
     """One stage to execute: all that a task needs to know, small enough for any wire.
 
-    row_set: where its columns go. others: further row sets that it reads, by the name of the argument.
+    row_set: where its columns go. others: further row sets that it reads, by the name of the argument; where an
+    argument is several, their numbers follow: `rounds.0`.
     """
 
     key: StageKey
@@ -81,12 +82,13 @@ class StageOutcome:
 
 
 class RolloutsHandle:
-    """The controller's handle on one row set of an iteration; columns appear as stages end."""
+    """The controller's handle on one row set of an iteration; columns and metrics appear as stages end."""
 
     def __init__(self, iteration: int, row_set: str = "") -> None:
         self.iteration, self.row_set = iteration, row_set
         self.num_rows = 0
         self.columns: dict[str, str] = {}
+        self.metrics: dict[str, float] = {}
 
     def ref(self) -> ColumnsRef:
         return ColumnsRef(
@@ -96,6 +98,7 @@ class RolloutsHandle:
     def add(self, outcome: StageOutcome) -> None:
         self.num_rows = outcome.num_rows
         self.columns.update(outcome.columns)
+        self.metrics.update(outcome.metrics)
 
 
 Prompts = RolloutsHandle

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
-from pipeline.calls import Kind, columns_written, present_columns, roles_used
+from pipeline.calls import Kind, also_read, columns_written, present_columns, roles_used
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_of, pools_of
 from pipeline.plugins import load_plugins
@@ -93,7 +93,7 @@ def traced(spec: StageSpec, config: RunConfig) -> TracedCall:
     also = (
         name
         for argument, ref in spec.others.items()
-        for name in named(ref.row_set, present_columns(spec.call.also_reads[argument], ref.columns))
+        for name in named(ref.row_set, also_read(spec.call, argument, ref.columns))
     )
     return TracedCall(
         stage=spec.key.stage,

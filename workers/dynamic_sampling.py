@@ -5,6 +5,7 @@
       '-- as many further prompts <--'
 
 Everything is decided by (run seed, iteration) and the rewards, so that a generation that was lost is repeated.
+One stage; where a reward model is in another pool, the stages of `workers.sampling_rounds`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.schema import DynamicSamplingConfig
-from pipeline.dropping import MARKERS
-from pipeline.rollouts import Array, Rollouts, concat
+from pipeline.rollouts import Array, Rollouts
+from pipeline.varied_groups import kept_groups, round_metrics, select_groups, shortage, varied_groups
 from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine
 from workers.process_group import gather_to_all
 from workers.rank_context import RankContext
@@ -53,64 +53,43 @@ def draw_with_variance(context: RankContext, request: StageRequest, batch: Array
     started = 0
     while len(asked) and len(rounds) <= config.max_rounds:
         rounds.append(_round(context, request, asked, started))
-        kept += _varied(context, rounds[-1][0], config)
+        mine = varied_groups(rounds[-1][0], config.part)
+        kept += [group for of_rank in gather_to_all(mine, context.group) for group in of_rank]
         started += len(asked)
         asked, reserves = np.split(reserves, [max(0, wanted - len(kept))])
-    return _drawn(context, rounds, sorted(kept)[:wanted], wanted, started)
+    return _drawn(context, rounds, kept, wanted, started)
 
 
 def _round(context: RankContext, request: StageRequest, rows: Array, first: int) -> tuple[Rollouts, ScoredRows]:
     """Prompts as the groups `first`, `first` + 1, ...: this rank's, scored."""
     prepare_engines(context)
-    prompts = context.prompts.prompts(rows)
-    mine = prompts_of_engine(context, np.array([len(p.tokens) for p in prompts]))
-    part, _ = generate_rollouts(context, [prompts[i] for i in mine], mine + first, request)
-    context.engines.sleep()
+    part, _ = generate_groups(context, request, rows, first)
     scored = score_rewards(context, part)
     return part.with_columns(sample=scored.columns), scored
 
 
-def _varied(context: RankContext, part: Rollouts, config: DynamicSamplingConfig) -> list[int]:
-    """Groups of all ranks whose rewards differ, and which no failure drops."""
-    column = part[f"reward/{config.part}" if config.part is not None else "reward"]
-    dropped = np.any([part[name].astype(bool) for name in MARKERS if name in part], axis=0)
-    mine = [
-        int(group)
-        for group in np.unique(part["group"])
-        if np.ptp(column[part["group"] == group]) > 0 and not np.any(dropped & (part["group"] == group))
-    ]
-    return [group for of_rank in gather_to_all(mine, context.group) for group in of_rank]
+def generate_groups(
+    context: RankContext, request: StageRequest, rows: Array, first: int = 0
+) -> tuple[Rollouts, dict[str, float]]:
+    """Prompts as the groups `first`, `first` + 1, ...: this rank's; the engines sleep afterwards (collective)."""
+    prompts = context.prompts.prompts(rows)
+    mine = prompts_of_engine(context, np.array([len(p.tokens) for p in prompts]))
+    part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine + first, request)
+    context.engines.sleep()
+    return part, metrics
 
 
 def _drawn(
-    context: RankContext, rounds: list[tuple[Rollouts, ScoredRows]], kept: list[int], wanted: int, generated: int
+    context: RankContext, rounds: list[tuple[Rollouts, ScoredRows]], varied: list[int], wanted: int, generated: int
 ) -> Drawn:
-    missing = wanted - len(kept)
-    if missing and context.group.rank == 0:
-        logger.warning(
-            "dynamic sampling: %d of %d groups have rewards that differ after %d rounds; going on with %s",
-            len(kept), wanted, len(rounds), f"{len(kept)} groups" if kept else "the first batch as it is",
-        )  # fmt: skip
-    groups = np.array(kept if kept else range(wanted), np.int64)
-    rows = concat(_same_columns([part for part, _ in rounds]))
-    mine = rows.select(np.flatnonzero(np.isin(rows["group"], groups)))
-    renumbered = np.searchsorted(groups, mine["group"]).astype(np.int32)
+    warning = shortage(num_rounds=len(rounds), varied=len(varied), wanted=wanted)
+    if warning is not None and context.group.rank == 0:
+        logger.warning(warning)
+    groups = kept_groups(varied, wanted)
     failed = {name: sum(s.failed[name] for _, s in rounds) for name in rounds[0][1].failed}
-    scored = ScoredRows(columns={}, failed=failed, retries=sum(s.retries for _, s in rounds))
-    metrics = {
-        "dynamic_sampling/rounds": float(len(rounds)),
-        "dynamic_sampling/dropped_groups": float(generated - len(kept)),
-        "dynamic_sampling/missing_groups": float(missing),
-    }
     return Drawn(
-        part=mine.with_columns(sample={"group": renumbered}), num_groups=len(groups), scored=scored, metrics=metrics
+        part=select_groups([part for part, _ in rounds], groups),
+        num_groups=len(groups),
+        scored=ScoredRows(columns={}, failed=failed, retries=sum(s.retries for _, s in rounds)),
+        metrics=round_metrics(num_rounds=len(rounds), generated=generated, varied=len(varied), wanted=wanted),
     )
-
-
-def _same_columns(parts: list[Rollouts]) -> list[Rollouts]:
-    """NaN where a round's reward functions gave no such detail."""
-    names = {name for part in parts for name in part.sample_columns}
-    return [
-        part.with_columns(sample={n: np.full(part.num_rows, np.nan, np.float32) for n in names - {*part.columns}})
-        for part in parts
-    ]

@@ -84,8 +84,9 @@ def generate_rollouts(
     config = context.config
     num_samples = samples_per_prompt(context, request)
     sampling = sampling_params(context, temperature=request.arguments.get("temperature"))
+    stage = str(request.arguments.get("seeded_as", request.key.stage))
     seeds = [
-        [(config.seed, "sample", request.key.iteration, request.key.stage, prompt.row, k) for k in range(num_samples)]
+        [(config.seed, "sample", request.key.iteration, stage, prompt.row, k) for k in range(num_samples)]
         for prompt in prompts
     ]
     started = time.perf_counter()

@@ -14,8 +14,11 @@ GIB = float(1 << 30)
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """What the kernel wants in `clear_refs` to forget the highest resident size (proc(5))."""
+GENERATION = "lower rollout.memory_fraction or rollout.max_batch_tokens, or set actor.fsdp.offload: true"
 REMEDIES = {
-    "generate_sequences": "lower rollout.memory_fraction or rollout.max_batch_tokens, or set actor.fsdp.offload: true",
+    "generate_sequences": GENERATION,
+    "generate_round": GENERATION,
+    "generate_held_out": GENERATION,
     "evaluate": "lower rollout.memory_fraction, rollout.max_batch_tokens or evaluation.batch_size",
 }
 """By method; `UPDATE` and `FORWARD` for the others."""

@@ -224,6 +224,7 @@ class RankActor(CalledActor):
         import workers.held_out_stages
         import workers.preference_stages
         import workers.safe_rlhf_stages
+        import workers.sampling_rounds
         import workers.stage_methods  # noqa: F401 - they register the built-in ones
         from workers.stage_registry import get_method
 

@@ -23,10 +23,10 @@ from pipeline.random import seed_of
 from pipeline.rollout_gap import rollout_gap
 from pipeline.rollouts import Array, Rollouts, concat, in_loss
 from workers import replay  # noqa: F401 - registers its stage method
-from workers.dynamic_sampling import draw_with_variance
+from workers.dynamic_sampling import draw_with_variance, generate_groups
 from workers.evaluation import evaluate_pairs, evaluate_prompts, sum_over_ranks
 from workers.examples import DataCounts
-from workers.generation import generate_rollouts, prepare_engines, prompts_of_engine, samples_per_prompt
+from workers.generation import prepare_engines, samples_per_prompt
 from workers.pretraining import pretraining_steps
 from workers.process_group import PoolGroup, gather_to_first
 from workers.prompt_rows import iteration_rows
@@ -85,11 +85,8 @@ def generate_sequences(context: RankContext, request: StageRequest) -> StageOutp
         metrics |= failure_metrics(drawn.scored, context.group)
         part, num_groups = drawn.part, drawn.num_groups
     else:
-        prompts = context.prompts.prompts(batch)
-        mine = prompts_of_engine(context, np.array([len(p.tokens) for p in prompts]))
-        part, metrics = generate_rollouts(context, [prompts[i] for i in mine], mine, request)
-        context.engines.sleep()
-        num_groups = len(prompts)
+        part, metrics = generate_groups(context, request, batch)
+        num_groups = len(batch)
     num_samples = samples_per_prompt(context, request)
     rows = part["group"].astype(np.int64) * num_samples + part["sample"]
     total = num_groups * num_samples

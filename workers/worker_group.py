@@ -16,7 +16,7 @@ from distributed import Client
 
 from configs.errors import UserError
 from configs.schema import RunConfig
-from pipeline.calls import present_columns
+from pipeline.calls import also_read, present_columns
 from pipeline.mesh import ParallelMesh
 from pipeline.placement import pool_of, pool_ranks, worlds
 from pipeline.protocols import assignments
@@ -300,7 +300,7 @@ class WorkerGroup:
         Raises UserError, RankError or RanksLost.
         """
         reads = present_columns(spec.call.reads, spec.rollouts.columns)
-        also_reads = {n: present_columns(spec.call.also_reads[n], ref.columns) for n, ref in spec.others.items()}
+        also_reads = {n: also_read(spec.call, n, ref.columns) for n, ref in spec.others.items()}
         assigned = assignments(spec.call.protocol, self.pool.mesh)
         requests = [
             StageRequest(

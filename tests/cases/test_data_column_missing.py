@@ -26,7 +26,7 @@ SOURCES: dict[Kind, type[PromptSource | SequenceSource | PairSource]] = {
 ROW = {"prompt": "a", "question": "a", "reply": "b"}
 
 
-def data(tmp_path: Path, suffix: str, row: dict[str, str]) -> dict[str, Any]:
+def data(tmp_path: Path, suffix: str, row: dict[str, Any]) -> dict[str, Any]:
     path = tmp_path / f"rows.{suffix}"
     if suffix == "jsonl":
         path.write_text(json.dumps(row) + "\n")
@@ -59,6 +59,23 @@ def test_a_column_missing_in_a_later_row_names_the_row(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"data": {"train": {"path": str(path)}}})
     with pytest.raises(UserError, match=r"line 2 has no column 'prompt'.*'promt'"):
         PromptSource(config, word_tokenizer(), split="train")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_labels_of_safety_pairs_are_true_or_false(tmp_path: Path, suffix: str) -> None:
+    """Looked at before the run starts, and when they are read: the same answer."""
+    pair: dict[str, Any] = {"prompt": "a", "chosen": "b", "rejected": "c", "chosen_is_safe": True}
+    for label, fits in ((False, True), (1, True), ("no", False), (None, False)):
+        settings = data(tmp_path, suffix, {**pair, "rejected_is_safe": label})
+        found = list(data_problems(DataConfig.model_validate(settings), "train", "safety_pairs"))
+        assert not found if fits else "'rejected_is_safe'" in found[0] and "true (safe) or false" in found[0]
+        config = RunConfig.model_validate({"data": settings})
+        if fits:
+            source = PairSource(config, word_tokenizer(), split="train", labelled=True)
+            assert source.rollouts([0])["is_safe"].tolist() == [1, int(bool(label))]
+            continue
+        with pytest.raises(UserError, match=r"'rejected_is_safe' is .*; write true \(safe\) or false"):
+            PairSource(config, word_tokenizer(), split="train", labelled=True)
 
 
 def test_the_command_ends_in_one_line_under_two_seconds(tmp_path: Path) -> None:

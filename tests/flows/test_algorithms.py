@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from configs.checks import check_config
 from configs.loader import apply_overrides
 from configs.schema import RunConfig
 from flows.run import RunSummary, session
+from pipeline.rollouts import Rollouts
 from pipeline.trace import trace
 from storage.checkpoints import CheckpointStore
 from storage.metrics import read_metrics
@@ -42,6 +46,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
     return str(path)
 
 
+FAILS = "tests.workers.reward_examples:fails_on_vowels"
 DAPO: dict[str, Any] = {
     "name": "dapo",
     "algorithm": "dapo",
@@ -57,7 +62,7 @@ DAPO: dict[str, Any] = {
     },
     "rewards": {
         "model_weight": 0.0,
-        "functions": [{"path": "tests.workers.reward_examples:fails_on_vowels", "on_error": "zero"}],
+        "functions": [{"path": FAILS, "on_error": "zero"}],
         "over_long": {"buffer": 3, "weight": 0.5},
     },
     "advantage": {"filter_groups": True},
@@ -92,8 +97,46 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
         "one_critic": ppo_config(
             inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}, "training": ONE}
         ),
-        "remax": ppo_config(inputs, name="remax", algorithm="remax", training=ONE, kl={"coef": 0.01}),
+        "remax": ppo_config(
+            inputs,
+            name="remax",
+            algorithm="remax",
+            actor={"path": inputs["actor"], "optimizer": FAR},
+            training={**ONE, "num_epochs": 2},
+            kl={"coef": 0.01},
+        ),
         "dapo": ppo_config(inputs, **DAPO),
+        **{name: ppo_config(inputs, name=name, **dynamic(folder), **where) for name, where in PLACES.items()},
+    }
+
+
+FAR = {"lr": 0.5, "eps": 1.0, "max_grad_norm": None}
+"""Adam moves by about lr times the gradient, so that rounding is no matter, and the second epoch is off policy."""
+PLACES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "dynamic_apart": {
+        "resources": {
+            "pools": {"policy": {"ranks": 1}, "judge": {"ranks": 1}},
+            "placement": {"actor": "policy", "reward": "judge"},
+        }
+    },
+}
+NAMES = tuple(f"{'good' if n % 3 == 0 else 'bad'} {n}" for n in range(20))
+
+
+def dynamic(folder: Path) -> dict[str, Any]:
+    """Groups of two; those of `good` prompts differ in the part that decides, in the reward model's score all do."""
+    prompts = write_rows(folder / "names.jsonl", [{"prompt": name} for name in NAMES])
+    functions = ({"path": "tests.workers.rewards_by_name:by_name"}, {"path": FAILS, "on_error": "zero"})
+    sampling = {"max_rounds": 2, "part": "by_name"}
+    return {
+        "algorithm": "grpo",
+        "data": {"train": {"path": prompts}},
+        "rewards": {"functions": list(functions)},
+        "rollout": {"dynamic_sampling": sampling},
+        "kl": {"placement": "none"},
+        "advantage": {"estimator": "group"},
+        "training": ONE,
     }
 
 
@@ -118,7 +161,7 @@ def named(row_set: str, columns: set[str]) -> set[str]:
     return {f"{row_set}/{column}" if row_set else column for column in columns}
 
 
-ALGORITHMS = ("dpo", "cost_model", "sft", "remax", "safe_rlhf", "one_critic", "dapo")
+ALGORITHMS = ("dpo", "cost_model", "sft", "remax", "safe_rlhf", "one_critic", "dapo", "dynamic")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -265,6 +308,74 @@ def test_metrics_have_the_values_computed_by_hand_from_the_stored_columns(finish
                 metrics["actor/policy_loss"] + 0.01 * metrics["actor/kl_loss"], abs=1e-6
             )
     assert all(seen.values()), f"every number is to have been tried: {seen}"
+
+
+def plain_log_probs(model: Any, batch: Rollouts) -> torch.Tensor:
+    """[T], of every token but the first of a row (0), by the model's own forward pass of each row."""
+    rows = []
+    for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        ids = torch.from_numpy(batch["token_ids"][start:end].astype(np.int64))
+        log_probs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        rows.append(torch.cat([torch.zeros(1), log_probs[:-1].gather(1, ids[1:, None])[:, 0]]))
+    return torch.cat(rows)
+
+
+def test_the_clip_fraction_of_a_second_epoch_is_that_of_plain_loops(finished: dict[str, RunSummary]) -> None:
+    """The first step by hand, on a plain model and the stored columns; then the ratios of the model that it leaves."""
+    directory = RunDirectory.open(finished["remax"].run_dir)
+    config, batch = directory.config(), RolloutStore(directory.rollouts).read(0)
+    model = AutoModelForCausalLM.from_pretrained(config.actor.path)
+    old, advantages = (torch.from_numpy(batch[name]) for name in ("log_probs", "advantages"))
+    kept = torch.from_numpy(np.flatnonzero(batch["response_mask"]))
+    ratio = (plain_log_probs(model, batch) - old).exp()
+    (-(ratio * advantages)[kept].mean()).backward()
+    optimizer = torch.optim.Adam(model.parameters(), lr=FAR["lr"], eps=FAR["eps"])
+    optimizer.step()
+    with torch.no_grad():
+        log_ratio = (plain_log_probs(model, batch) - old)[kept].tolist()
+    ratios, clipped, k3 = [], 0, 0.0
+    for difference, advantage in zip(log_ratio, advantages[kept].tolist(), strict=True):
+        ratios.append(math.exp(difference))
+        clipped += ratios[-1] > 1.2 if advantage > 0 else ratios[-1] < 0.8 and advantage < 0
+        k3 += ratios[-1] - 1 - difference
+    (row,) = read_metrics(directory.metrics)
+    assert row["actor/steps"] == 2 and 0.05 < clipped / len(ratios) < 0.95
+    assert row["actor/clip_fraction"] == pytest.approx(clipped / len(ratios) / 2), "the first step clips nothing"
+    assert row["actor/approx_kl"] == pytest.approx(k3 / len(ratios) / 2, rel=1e-3)
+    assert row["actor/ratio"] == pytest.approx((1 + sum(ratios) / len(ratios)) / 2, rel=1e-3)
+
+
+def rounds_of(store: RolloutStore) -> list[Rollouts]:
+    """Row sets that the rounds of dynamic sampling left, in their order; the last may be empty."""
+    stages = [stage for name, stage in store.stages(0).items() if name.startswith("actor.generate_round")]
+    return [store.read(0, row_set=stage.row_set) for stage in stages if stage.num_rows]
+
+
+def test_counts_of_dynamic_sampling_are_those_of_what_was_drawn(finished: dict[str, RunSummary]) -> None:
+    """Two ranks, and a reward model on a rank of its own: both draw and keep the same; by hand, from all the rounds."""
+    together, apart = (RunDirectory.open(finished[name].run_dir) for name in PLACES)
+    check_config(apart.config())
+    rounds = rounds_of(RolloutStore(apart.rollouts))
+    drawn = [str(p) for part in rounds for p in part["prompt_text"][::2]]
+    good = [name for name in drawn if name.startswith("good")]
+    sizes = [part.num_rows // 2 for part in rounds]
+    assert sizes[0] == 4 and len(set(drawn)) == len(drawn) and 1 < len(rounds) <= 3
+    assert all(size == 4 - sum(n.startswith("good") for n in drawn[: sum(sizes[:k])]) for k, size in enumerate(sizes))
+    failed = sum(any(v in str(text) for v in "aeiou") for part in rounds for text in part["text"])
+    batches = [RolloutStore(directory.rollouts).read(0) for directory in (together, apart)]
+    for directory, batch in zip((together, apart), batches, strict=True):
+        (row,) = read_metrics(directory.metrics)
+        assert row["dynamic_sampling/rounds"] == len(rounds)
+        assert row["dynamic_sampling/dropped_groups"] == len(drawn) - len(good) > 0
+        assert row["dynamic_sampling/missing_groups"] == 4 - len(good)
+        assert row["reward_errors"] == row["reward_errors/fails_on_vowels"] == failed > 0
+        assert row["reward_mean"] == pytest.approx(float(batch["reward"].mean()))
+        assert batch["prompt_text"].tolist() == [name for name in good for _ in range(2)]
+        assert batch["group"].tolist() == [g for g in range(len(good)) for _ in range(2)]
+    for name in ("token_ids", "policy_version", "prompt_id", "sample", "text", "reward/by_name"):
+        assert np.array_equal(batches[0][name], batches[1][name]), name
+    for name in ("reward", "reward/model", "rollout_log_probs", "advantages"):
+        np.testing.assert_allclose(batches[0][name], batches[1][name], atol=1e-4)
 
 
 def test_a_gap_above_the_alarm_is_in_the_log(finished: dict[str, RunSummary]) -> None:

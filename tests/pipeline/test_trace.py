@@ -49,6 +49,33 @@ def test_the_pool_of_each_call_follows_the_placement() -> None:
     assert counts == {"a": 6, "b": 2}
 
 
+def test_dynamic_sampling_takes_stages_where_the_reward_model_is_in_another_pool() -> None:
+    """As many rounds as there may be; the cost model's pool is no matter."""
+    apart = {"num_ranks": 2, "pools": {"a": {"ranks": 1}, "b": {"ranks": 1}}}
+    sampling = {"num_samples": 2, "dynamic_sampling": {"max_rounds": 1}}
+    models = {"reward": {"path": "r"}, "cost": {"path": "c"}, "rollout": sampling}
+    for role, stages in (
+        ("cost", ["actor.generate_sequences"]),
+        (
+            "reward",
+            [
+                "actor.generate_round",
+                "reward.score_round",
+                "actor.generate_round#1",
+                "reward.score_round#1",
+                "actor.join_rounds",
+            ],
+        ),
+    ):
+        calls = trace(_config("safe_rlhf", **models, resources={**apart, "placement": {role: "b"}}))
+        assert [call.stage for call in calls][: len(stages)] == stages
+        assert not any(call.stage == "reward.compute_reward" for call in calls)
+        written: set[str] = set()
+        for call in calls:
+            assert set(call.reads) <= written, call
+            written |= set(call.writes)
+
+
 def test_an_unknown_algorithm_is_named() -> None:
     with pytest.raises(ValueError, match="unknown algorithm 'pop'.*grpo"):
         trace(_config("pop"))

@@ -148,17 +148,6 @@ def test_reserves_of_a_sampler_come_first(start: Callable[..., OneRank]) -> None
         ),
         ({"data": {"sampler_options": {"a": 1}}}, "data.sampler_options: set, but data.sampler is not"),
         ({"data": {"sampler": "nowhere.py:f"}}, "data.sampler: nowhere.py: No such file"),
-        (
-            {
-                "rollout": {"dynamic_sampling": {}, "num_samples": 2},
-                "resources": {
-                    "num_ranks": 2,
-                    "pools": {"a": {"ranks": 1}, "b": {"ranks": 1}},
-                    "placement": {"reward": "b"},
-                },
-            },
-            "place it, the actor and the engines in one pool",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(start: Callable[..., OneRank], changes: dict[str, Any], problem: str) -> None:
