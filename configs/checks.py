@@ -7,9 +7,11 @@ not unusual ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from configs.algorithms import WITHOUT_CRITIC, algorithm_names
+from configs.blame import Stated
 from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, data_problems
 from configs.data_sources import source_problems
@@ -38,17 +40,22 @@ BUILT_IN_REWARDS = (
 DEFAULT_POOL = "main"
 WANT_ANSWERS = {"exact_match": "", "math_verify": "", "code": "", "contains": "text", "json_schema": "schema"}
 """Built-in rewards that compare with the answer, but for those that an option (its name) relieves of it."""
-MAX_REWARD_NAME = 100
+MAX_NAME = 100
 
 Check = Callable[[RunConfig], Iterator[str]]
 
 
-def check_config(config: RunConfig, *, source: str = "") -> None:
+def check_config(config: RunConfig, *, source: str = "", stated: Stated | None = None) -> None:
     """Raises ConfigError with all problems (`refuse`).
 
-    source: the file that the message names first; empty: none.
+    source: the file that the message names first; empty: none. stated: how the configuration was put together, to
+    name the override that a problem came with instead.
     """
-    refuse(config_problems(config, beside=folder_of(source)), source=source)
+    check = partial(config_problems, beside=folder_of(source))
+    if stated is None:
+        refuse(check(config), source=source)
+    else:
+        refuse(stated.placed(check(config), check, file=source))
 
 
 def config_problems(config: RunConfig, *, beside: Path | None = None) -> Iterator[str]:
@@ -148,8 +155,8 @@ def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
         yield f"rewards.functions: {names.count(name)} are named {shown(name)}; give each its own `name`"
     for index, name in enumerate(names):
         key = f"rewards.functions.{index}.name: {shown(name)}"
-        if not name.strip() or "/" in name or not name.isprintable() or len(name) > MAX_REWARD_NAME:
-            yield f"{key} names a column; use 1 to {MAX_REWARD_NAME} printable characters, no slash"
+        if not name.strip() or "/" in name or not name.isprintable() or len(name) > MAX_NAME:
+            yield f"{key} names a column; use 1 to {MAX_NAME} printable characters, no slash"
         elif name == "model" and has_model:
             yield f"{key} is the reward model's part; give the function another `name`"
         elif name == "over_long" and over_long_buffer(config) is not None:
@@ -260,6 +267,9 @@ def _resources(config: RunConfig) -> Iterator[str]:
                 f"resources.placement.{role}: there is no pool {pool!r} (pools: {', '.join(pools)}); "
                 f"name one of them or add it to resources.pools"
             )
+    for pool in pools:
+        if not pool.isprintable() or len(pool) > MAX_NAME:
+            yield f"resources.pools: {shown(pool)} names ranks; use 1 to {MAX_NAME} printable characters"
     for pool in pools[1:]:
         if pool not in resources.placement.values():
             yield f"resources.pools.{pool}: holds no model; place a role in it or remove it"

@@ -27,6 +27,7 @@ class DatasetConfig(Section):
 class DataConfig(Section):
     """Prompts (RL), sequences (SFT) or preference pairs (reward model)."""
 
+    may_be_blank = frozenset({"system_prompt"})
     train: DatasetConfig | None = None
     """Rows to train on."""
     validation: DatasetConfig | None = None

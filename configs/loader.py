@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from configs.blame import Stated
 from configs.errors import ConfigError, refuse, shown, suggestion
 from configs.invalid import describe
+from configs.overrides import assign, parse_override, shown_override
 from configs.paths import user_path
 from configs.schema import RunConfig
 from configs.sealed import KEY, unseal
-from configs.secrets import masked_override, secret_problems
-from configs.yaml_text import MAX_DEPTH, KeyPath, parse_yaml
+from configs.secrets import secret_problems
+from configs.yaml_text import KeyPath, parse_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 4 << 20
@@ -49,9 +51,19 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises ConfigError: one line with the place, the dotted key, the value and the remedy. The value is left out where
     it is a secret, which is refused.
     """
-    config = _validated(read_source(name_or_path, overrides))
-    refuse(secret_problems(config), source=name_or_path)
+
+    def validated(some: Sequence[str]) -> RunConfig:
+        return _validated(read_source(name_or_path, some))
+
+    config = validated(overrides)
+    whole = Stated(overrides=tuple(overrides), configured=validated)
+    refuse(whole.placed(secret_problems(config), secret_problems, file=name_or_path))
     return config
+
+
+def stated(name_or_path: str, overrides: Sequence[str]) -> Stated:
+    """For checks of what `load_config` gives: which override a problem came with."""
+    return Stated(overrides=tuple(overrides), configured=lambda some: load_config(name_or_path, some))
 
 
 def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:
@@ -67,9 +79,9 @@ def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:
     return _overridden(source, overrides)
 
 
-def apply_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """An existing configuration with overrides applied; raises ConfigError."""
-    return _validated(_overridden(Source(tree=resolved(config), places={}, name="configuration"), overrides))
+def apply_overrides(config: RunConfig, overrides: Sequence[str], *, name: str = "configuration") -> RunConfig:
+    """An existing configuration, from the file `name`, with overrides applied; raises ConfigError."""
+    return _validated(_overridden(Source(tree=resolved(config), places={}, name=name), overrides))
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -147,52 +159,8 @@ def _overridden(source: Source, overrides: Sequence[str]) -> Source:
     tree, places = copy.deepcopy(source.tree), dict(source.places)
     for text in overrides:
         path, value = parse_override(text)
-        _assign(tree, path, value, text)
+        assign(tree, path, value, text)
         # What was written below the key is gone; errors there now belong to the override.
         places = {known: place for known, place in places.items() if known[: len(path)] != path}
         places[path] = f"--set {shown_override(text)}"
     return Source(tree=tree, places=places, name=source.name)
-
-
-def parse_override(text: str) -> tuple[KeyPath, Any]:
-    """`a.b.c=value`, the value read as YAML; raises ConfigError."""
-    key, equals, value = text.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path) or len(path) > MAX_DEPTH:
-        raise ConfigError(
-            f"--set {shown_override(text)}: not of the form KEY=VALUE, as in --set actor.optimizer.lr=1e-6"
-        )
-    return path, parse_yaml(value, f"--set {shown_override(text)}")[0]
-
-
-def shown_override(text: str) -> str:
-    """The override for a message, on one line, cut to a readable length."""
-    text = masked_override(" ".join(text.split()))
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-def _assign(tree: dict[str, Any], path: KeyPath, value: Any, text: str) -> None:
-    """Sets the value in place; sections that are missing or null on the way are made."""
-    parent: Any = tree
-    for depth, part in enumerate(path):
-        last = depth == len(path) - 1
-        if isinstance(parent, list):
-            index = _index(parent, part, text)
-            parent[index], parent = (value, None) if last else (parent[index], parent[index])
-        elif isinstance(parent, dict):
-            if last:
-                parent[part] = value
-            elif parent.get(part) is None:
-                parent[part] = {}
-            parent = parent[part]
-        else:
-            above = ".".join(path[:depth])
-            problem = f"{above} is the value {shown(parent)} and has no key {part!r}"
-            raise ConfigError(f"--set {shown_override(text)}: {problem}; set {above}")
-
-
-def _index(parent: list[Any], part: str, text: str) -> int:
-    if not part.isdecimal() or int(part) >= len(parent):
-        problem = f"{part!r} is no index of a list of {len(parent)}"
-        raise ConfigError(f"--set {shown_override(text)}: {problem}; give the whole list instead")
-    return int(part)

@@ -32,6 +32,16 @@ def refuse_unwritable_text(value: Any) -> None:
             raise ValueError("is no valid Unicode (a lone surrogate); write it anew")
 
 
+def refuse_blank_text(value: Any) -> None:
+    """Raises ValueError for an empty text or one of spaces only, where it stands alone, in a list or names an entry."""
+    texts = [*value] if isinstance(value, dict | list | tuple) else [value]
+    if any(isinstance(text, str) and not text.strip() for text in texts):
+        raise ValueError(
+            "an entry without a name; name it" if isinstance(value, dict)
+            else "empty text; write something, or leave the key out"
+        )  # fmt: skip
+
+
 def _texts(value: Any) -> Iterator[str]:
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
     yield from (item for item in items if isinstance(item, str))

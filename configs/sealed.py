@@ -28,7 +28,7 @@ def seal(document: Mapping[str, Any], *, indent: int | None = None) -> str:
 def unseal(data: bytes | str) -> dict[str, Any]:
     """The document, without its checksum. Raises ValueError that says in a few words what is wrong with it."""
     try:
-        document = json.loads(data, parse_constant=_refuse, parse_int=_int)
+        document = json.loads(data, parse_constant=_no_constant, parse_int=_int)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except ValueError as error:
@@ -47,7 +47,7 @@ def unseal(data: bytes | str) -> dict[str, Any]:
     return document
 
 
-def _refuse(name: str) -> None:
+def _no_constant(name: str) -> None:
     raise ValueError(f"holds {name}, which JSON has not")
 
 

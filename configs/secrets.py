@@ -57,6 +57,13 @@ def references(config: RunConfig) -> dict[str, str]:
     return {key: match[1] for key, match in found.items() if match is not None}
 
 
+def unset_problems(config: RunConfig) -> Iterator[str]:
+    """References to variables that this process does not have."""
+    for key, name in references(config).items():
+        if not os.environ.get(name):
+            yield f"{key}: env:{name}: the environment variable {name} is not set here; export it"
+
+
 def resolved_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with each `env:NAME` replaced by the variable's value. Raises UserError where it is not set."""
     return {key: _resolve(value, key) for key, value in options.items()}
@@ -112,7 +119,7 @@ def _resolve(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_resolve(item, key) for item in value]
+        return [_resolve(item, f"{key}.{index}") for index, item in enumerate(value)]
     match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from configs.plain_values import plain, refuse_truth_value, refuse_unwritable_text
+from configs.plain_values import plain, refuse_blank_text, refuse_truth_value, refuse_unwritable_text
 
 Role = Literal["actor", "critic", "reference", "reward", "cost", "cost_critic"]
 ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward", "cost", "cost_critic")
@@ -28,10 +28,14 @@ class Section(BaseModel):
     """Base of every section: unknown keys are errors, values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    may_be_blank: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose text says something also where it is empty."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _value_is_plain(cls, value: Any, info: ValidationInfo) -> Any:
         refuse_unwritable_text(value)
+        if info.field_name not in cls.may_be_blank:
+            refuse_blank_text(value)
         refuse_truth_value(value, cls.model_fields[str(info.field_name)].annotation)
         return value

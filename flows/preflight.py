@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from configs.blame import Stated
 from configs.checks import check_config
+from configs.errors import refuse
 from configs.schema import RunConfig
+from configs.secrets import unset_problems
 from flows.own_code import check_own_code
 from flows.sinks import check_sinks
 from storage.locations import check_reachable, location
@@ -12,9 +15,14 @@ from workers.environments.pool import check_environment
 from workers.rewards import check_reward_functions
 
 
-def check(config: RunConfig, *, source: str = "") -> None:
-    """Raises UserError for the first thing that would stop the run."""
-    check_config(config, source=source)
+def check(config: RunConfig, *, source: str = "", stated: Stated | None = None, runs_here: bool = True) -> None:
+    """Raises UserError for the first thing that would stop the run. source, stated: as of `check_config`.
+
+    runs_here: on this machine, by this process and its children.
+    """
+    check_config(config, source=source, stated=stated)
+    if runs_here and config.cluster.scheduler is None:
+        refuse(unset_problems(config))
     check_sinks(config.logging)
     check_own_code(config)
     check_reward_functions(config)

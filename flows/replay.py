@@ -15,8 +15,8 @@ from pathlib import Path
 from distributed import Client
 
 from configs.errors import UserError
-from configs.loader import apply_overrides
 from configs.schema import RunConfig
+from flows.changes import changed, stated
 from flows.live_view import LiveView
 from flows.logs import controller_log
 from flows.preflight import check
@@ -49,10 +49,9 @@ async def question(run: RunDirectory, *, iteration: int, stage: str, overrides: 
     """Everything that can be said without a process. Raises UserError."""
     record = find_stage(stored_stages(run, iteration), stage, iteration)
     before = config_when(run, record)
-    config = apply_overrides(before, overrides) if overrides else before
-    if config.algorithm != before.algorithm:
-        raise UserError(f"--set algorithm={config.algorithm}: the run is {before.algorithm}; start a run of its own")
-    check(config, source=str(run.config_json))
+    file = str(run.config_json)
+    config = changed(before, overrides, file=file) if overrides else before
+    check(config, source=file, stated=stated(before, overrides, file=file))
     calls = await trace_async(before)  # it registers the calls of plugins
     if call_of(record).generates and not overrides:
         _check_reproducible(before, stage)

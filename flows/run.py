@@ -12,8 +12,8 @@ from typing import Any
 from distributed import Client
 
 from configs.errors import UserError
-from configs.loader import apply_overrides
 from configs.schema import RunConfig
+from flows.changes import changed, stated, where_it_is
 from flows.execution import RunExecution
 from flows.live_view import LiveView
 from flows.logs import IN_FILE_ONLY, controller_log
@@ -190,13 +190,11 @@ def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
 def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
     """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
-    before = directory.config()
-    config = apply_overrides(before, overrides)
-    if config.algorithm != before.algorithm:
-        raise UserError(f"--set algorithm={config.algorithm}: the run is {before.algorithm}; start a run of its own")
+    before, file = where_it_is(directory), str(directory.config_json)
+    config = changed(before, overrides, file=file)
     if (finished := _finished(directory, config)) is not None:
         return finished
-    check(config, source=str(directory.config_json))
+    check(config, source=file, stated=stated(before, overrides, file=file))
 
     async def go() -> RunSummary:
         parent = directory.path.parent

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.checks import check_config, config_warnings
-from configs.loader import load_config, resolved
+from configs.loader import load_config, resolved, stated
 from configs.reference import json_schema
 from configs.yaml_text import dump_yaml
 from flows.commands.answer import Answer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check(name_or_path: str, overrides: Sequence[str]) -> Answer:
     """Raises ConfigError with all problems; what is only doubtful is said beside the `ok`."""
     config = load_config(name_or_path, overrides)
-    check_config(config, source=name_or_path)
+    check_config(config, source=name_or_path, stated=stated(name_or_path, overrides))
     warnings = [f"{name_or_path}: {line}" for line in config_warnings(config)]
 
     def show(console: Console) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
-from configs.loader import load_config
+from configs.loader import load_config, stated
 from configs.schema import RunConfig
 from configs.yaml_text import dump_yaml
 from flows.commands.answer import Answer
@@ -87,7 +87,7 @@ async def _register(specs: Sequence[DeploymentSpec]) -> tuple[list[str], list[st
 def _checked(names: Sequence[str], overrides: Sequence[str]) -> list[RunConfig]:
     configs = [load_config(name, overrides) for name in names]
     for name, config in zip(names, configs, strict=True):
-        check(config, source=name)
+        check(config, source=name, stated=stated(name, overrides), runs_here=False)
     for config in configs:
         if [other.name for other in configs].count(config.name) > 1:
             raise UserError(f"name: {config.name} is the name of two configurations; deployments are called by it")

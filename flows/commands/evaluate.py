@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.blame import Stated
 from configs.checkpoint_paths import CheckpointPath
 from configs.errors import UserError
 from configs.evaluation import held_out, metric_prefix
@@ -39,11 +40,15 @@ def evaluate(
     quiet: bool,
 ) -> Answer:
     """Generate, score and judge; the samples and every number are in a run directory of their own."""
-    config = load_config(name_or_path, overrides)
-    if output is not None:
-        config = config.model_copy(update={"output": str(output)})
-    config = evaluation_config(config, checkpoint=checkpoint, datasets=datasets, runs=runs)
-    check(config, source=name_or_path)
+
+    def configured(some: Sequence[str]) -> RunConfig:
+        config = load_config(name_or_path, some)
+        if output is not None:
+            config = config.model_copy(update={"output": str(output)})
+        return evaluation_config(config, checkpoint=checkpoint, datasets=datasets, runs=runs)
+
+    config = configured(overrides)
+    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
     from flows.run import run as run_flow
 
     done = run_flow(config, parent=location(config.output), quiet=quiet)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.blame import Stated
 from configs.checks import config_warnings
 from configs.errors import refuse
 from configs.loader import load_config, resolved
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_run: bool, quiet: bool) -> Answer:
     """Check the configuration, then run it (or say what would run)."""
-    if output is not None:
-        overrides = [*overrides, f"output={json.dumps(output)}"]
-    config = load_config(name_or_path, overrides)
-    check(config, source=name_or_path)
+
+    def configured(some: Sequence[str]) -> RunConfig:
+        return load_config(name_or_path, some if output is None else [*some, f"output={json.dumps(output)}"])
+
+    config = configured(overrides)
+    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
     for line in config_warnings(config):
         print(f"hybridflow: warning: {name_or_path}: {line}", file=sys.stderr)
     if dry_run:

@@ -100,8 +100,11 @@ IMPOSSIBLE = [
         "rewards.functions=[{path: length}, {path: length}]",
         line=("rewards.functions", "2 are named 'length'", "its own `name`"),
     ),
-    mistake("rewards.functions.0.name=''", line=("rewards.functions.0.name", "''", "1 to 100 printable")),
-    mistake("rewards.functions.0.name=a/b", line=("rewards.functions.0.name", "'a/b'", "no slash")),
+    mistake("rewards.functions.0.name=''", line=("rewards.functions.0.name", "''", "empty text")),
+    mistake(
+        "rewards.functions.0.name=a/b",
+        line=("rewards.functions.0.name", "'a/b'", "1 to 100 printable characters, no slash"),
+    ),
     mistake(
         "rewards.functions.0.name=model",
         "reward.path=organisation/reward",

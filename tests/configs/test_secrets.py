@@ -43,6 +43,8 @@ def test_a_reference_is_resolved_where_it_is_used(tmp_path: Path, monkeypatch: p
     assert references(config) == {"rewards.functions.0.options.api_key": "MY_KEY"}
     with pytest.raises(UserError, match=r"^api_key: env:MY_KEY: the environment variable MY_KEY is not set here"):
         resolved_options(options)
+    with pytest.raises(UserError, match=r"^headers\.x\.1: env:MY_KEY: "):
+        resolved_options({"headers": {"x": ["a", "env:MY_KEY"]}})
     monkeypatch.setenv("MY_KEY", SECRET)
     assert resolved_options(options) == {"api_key": SECRET, "headers": {"x": [SECRET, "env: no"]}, "scale": 2}
     assert SECRET not in masked(f"no such key: {SECRET}")
