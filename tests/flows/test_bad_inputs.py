@@ -19,12 +19,13 @@ Capture = pytest.CaptureFixture[str]
 
 
 def complaint(capsys: Capture, *args: str) -> str:
-    """The one line of a command that refuses."""
+    """The line of a command that refuses; where it finds several mistakes, one for each."""
     capsys.readouterr()
     assert main(list(args)) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and len(printed.err.splitlines()) == 1, printed
-    assert len(printed.err) < 1500 and "Traceback" not in printed.err
+    lines = printed.err.splitlines()
+    assert printed.out == "" and lines and all(line.startswith("hybridflow: ") for line in lines), printed
+    assert max(map(len, lines)) < 1500
     return printed.err
 
 
