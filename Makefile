@@ -13,9 +13,10 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test lint types imports
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Every fault in every stage of a run, and at moments drawn by a seed; `make test` has each fault once.
+# Every fault in every stage of a run, and at moments drawn by a seed; `make test` has each fault once. Writes its table.
 test-faults: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/faults tests/flows/test_resume.py -m "faults or not faults"
+	$(BIN)/python -m pytest tests/faults tests/flows/test_resume.py -m "faults or not faults" \
+		--faults-table docs/results.md
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

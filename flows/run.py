@@ -13,8 +13,8 @@ from distributed import Client
 
 from configs.errors import UserError
 from configs.schema import RunConfig
-from flows.changes import changed, stated, where_it_is
 from flows.execution import RunExecution
+from flows.going_on import config_to_resume
 from flows.live_view import LiveView
 from flows.logs import IN_FILE_ONLY, controller_log
 from flows.prefect_client import client_settings, configured_api_url
@@ -171,16 +171,14 @@ def _evaluations(directory: RunDirectory) -> list[dict[str, Any]]:
     return [entry.to_json() for entry in first_and_last(evaluations_of(read_metrics(directory.metrics)))]
 
 
-def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
-    """The summary of a run whose last iteration has its checkpoint; None when something is left to do."""
-    newest = CheckpointStore(directory.checkpoints).latest()
-    if newest is None or newest.step < config.training.num_iterations:
-        return None
+def finished(directory: RunDirectory) -> RunSummary:
+    """The summary of a run with which nothing is left to do."""
     metrics = read_metrics(directory.metrics)[-1:]
+    newest = CheckpointStore(directory.checkpoints).latest()
     return RunSummary(
         run_dir=str(directory.path),
         status="completed",
-        iterations=newest.step,
+        iterations=newest.step if newest is not None else 0,
         metrics=metrics[0] if metrics else {},
         evaluations=_evaluations(directory),
         note="nothing was left to do; --set training.num_iterations=N with a larger N goes on",
@@ -190,11 +188,12 @@ def _finished(directory: RunDirectory, config: RunConfig) -> RunSummary | None:
 def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
     """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
-    before, file = where_it_is(directory), str(directory.config_json)
-    config = changed(before, overrides, file=file)
-    if (finished := _finished(directory, config)) is not None:
-        return finished
-    check(config, source=file, stated=stated(before, overrides, file=file))
+    config = config_to_resume(directory, overrides)
+    return finished(directory) if config is None else go_on(directory, config, quiet=quiet)
+
+
+def go_on(directory: RunDirectory, config: RunConfig, *, quiet: bool = False) -> RunSummary:
+    """Go on with a run, with a configuration that has been checked (`config_to_resume`)."""
 
     async def go() -> RunSummary:
         parent = directory.path.parent
@@ -204,4 +203,4 @@ def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = Fa
     return asyncio.run(go())
 
 
-__all__ = ["RunSummary", "Session", "UserError", "ranks_needed", "resume", "run", "session"]
+__all__ = ["RunSummary", "Session", "finished", "go_on", "ranks_needed", "resume", "run", "session"]

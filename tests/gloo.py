@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from workers.cluster import PRELOADED
+from workers.fork_server import PRELOADED
 
 
 def run_ranks(

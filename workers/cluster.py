@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 
 import dask
 import distributed.utils
 from distributed import Client, LocalCluster, Nanny
 
 from configs.schema import RunConfig
+from workers import fork_server
 from workers.attach import attached
 from workers.places import RESOURCE
 from workers.tls import security
 
 NO_DASHBOARD = "127.0.0.1:0"
 """Dask serves its health and metrics all the same."""
-PRELOADED = ["distributed", "workers.preload"]
-"""What worker processes find imported where they are forked."""
-
-
-def start_method(device: str) -> str:
-    """How worker processes start: forked from one that has imported torch, in milliseconds, also after a fault.
-
-    Where an NVIDIA driver may be used each imports it anew: a driver does not outlive a fork.
-    """
-    uses_driver = device != "cpu" and Path("/dev/nvidiactl").exists()
-    return "forkserver" if sys.platform == "linux" and not uses_driver else "spawn"
 
 
 def local_settings(threads_per_rank: int, *, device: str) -> dict[str, object]:
     """Dask settings of a local cluster: processes that live as long as the run."""
-    variables = {
-        "OMP_NUM_THREADS": threads_per_rank,
-        "MKL_NUM_THREADS": threads_per_rank,
-        "OPENBLAS_NUM_THREADS": threads_per_rank,
-        "MALLOC_TRIM_THRESHOLD_": 65536,
-        # the working directory never shadows a package of ours
-        "PYTHONSAFEPATH": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    variables = fork_server.worker_environment(threads_per_rank)
     return {
-        "distributed.worker.multiprocessing-method": start_method(device),
+        "distributed.worker.multiprocessing-method": fork_server.start_method(device),
         # a fork server has the environment of its start
         "distributed.nanny.environ": variables | dict(os.environ),
         "distributed.nanny.pre-spawn-environ": variables,
@@ -83,7 +62,7 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     settings = local_settings(config.resources.threads_per_rank, device=config.resources.device)
     with dask.config.set(settings), _environment_kept() as restore_environment:
         distributed.utils._forkserver_preload_set = True  # what Dask would import first takes a second here, too
-        multiprocessing.set_forkserver_preload(PRELOADED)
+        fork_server.start(config)
         async with (
             LocalCluster(
                 n_workers=num_workers,
@@ -112,8 +91,7 @@ def _environment_kept() -> Iterator[Callable[[], None]]:
 
     The yielded function takes them back at once; the end of the context does, too, for workers that started again.
     """
-    names = [*dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED"]
-    before = {name: os.environ.get(name) for name in names}
+    before = {name: os.environ.get(name) for name in dask.config.get("distributed.nanny.pre-spawn-environ")}
 
     def restore() -> None:
         for name, value in before.items():

@@ -21,6 +21,7 @@ from storage.checkpoints import CheckpointStore
 from storage.evaluations import samples_file
 from storage.locations import Location, location
 from storage.run_directory import RunDirectory
+from workers import fork_server
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,7 @@ def evaluate(
 
     config = configured(overrides)
     check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
+    fork_server.start(config)
     from flows.run import run as run_flow
 
     done = run_flow(config, parent=location(config.output), quiet=quiet)

@@ -20,6 +20,7 @@ from flows.hints import typed_command
 from flows.preflight import check
 from storage.evaluation_results import evaluation_lines
 from storage.locations import Location, location
+from workers import fork_server
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +41,7 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
         print(f"hybridflow: warning: {name_or_path}: {line}", file=sys.stderr)
     if dry_run:
         return _plan(config)
+    fork_server.start(config)  # before imports that take seconds, too
     from flows.run import run as run_flow
 
     return _summary(run_flow(config, parent=location(config.output), quiet=quiet))
@@ -47,12 +49,16 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
 
 def resume(name_or_path: str, overrides: Sequence[str], runs: Location | str, *, quiet: bool) -> Answer:
     """Go on with a run where it was left."""
+    from flows.going_on import config_to_resume
     from storage.run_directory import RunDirectory
 
     directory = RunDirectory.resolve(name_or_path, runs)
-    from flows.run import resume as resume_flow
+    config = config_to_resume(directory, overrides)
+    if config is not None:
+        fork_server.start(config)
+    from flows.run import finished, go_on
 
-    return _summary(resume_flow(directory.path, tuple(overrides), quiet=quiet))
+    return _summary(finished(directory) if config is None else go_on(directory, config, quiet=quiet))
 
 
 def quickstart(output: Path, *, quiet: bool) -> Answer:

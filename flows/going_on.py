@@ -1,0 +1,22 @@
+"""With which configuration a run goes on; imports neither torch nor Prefect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from configs.schema import RunConfig
+from flows.changes import changed, stated, where_it_is
+from flows.preflight import check
+from storage.checkpoints import CheckpointStore
+from storage.run_directory import RunDirectory
+
+
+def config_to_resume(directory: RunDirectory, overrides: Sequence[str]) -> RunConfig | None:
+    """The run's configuration with these overrides, checked; None: nothing is left to do. Raises UserError."""
+    before, file = where_it_is(directory), str(directory.config_json)
+    config = changed(before, overrides, file=file)
+    newest = CheckpointStore(directory.checkpoints).latest()
+    if newest is not None and newest.step >= config.training.num_iterations:
+        return None
+    check(config, source=file, stated=stated(before, overrides, file=file))
+    return config
