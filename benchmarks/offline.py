@@ -180,8 +180,9 @@ def page_opens(page: Path, scratch: Path) -> float | None:
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     start = time.perf_counter()
     run = make_run(scratch, options.iterations, options.samples)
-    made = time.perf_counter() - start
+    made, page = time.perf_counter() - start, scratch / "report.html"
     table = commands(run, options.iterations - 1, scratch)
+    table = {name: arguments for name, arguments in table.items() if name in (options.commands or table)}
     seconds = {name: [timed(arguments) for _ in range(options.rounds)] for name, arguments in table.items()}
     return {
         "setting": {"iterations": options.iterations, "samples": options.samples, "rounds": options.rounds},
@@ -190,9 +191,9 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "seconds": {name: statistics.median(wall for wall, _ in times) for name, times in seconds.items()},
         "fastest": {name: min(wall for wall, _ in times) for name, times in seconds.items()},
         "processor_s": {name: statistics.median(used for _, used in times) for name, times in seconds.items()},
-        "report_bytes": (scratch / "report.html").stat().st_size,
-        "report_opens_s": page_opens(scratch / "report.html", scratch),
-        "sizes": sizes(run, options.iterations, min(options.jsonl, options.iterations), scratch),
+        "report_bytes": page.stat().st_size if page.exists() else None,
+        "report_opens_s": page_opens(page, scratch) if page.exists() else None,
+        "sizes": sizes(run, options.iterations, options.jsonl, scratch) if options.jsonl else {},
     }
 
 
@@ -202,10 +203,11 @@ def print_table(document: dict[str, Any]) -> None:
     for name, seconds in document["seconds"].items():
         used, fastest = document["processor_s"][name], document["fastest"][name]
         print(f"{name:36}{seconds:8.2f} s{fastest:10.2f} s fastest{used:10.2f} s of processor time")
-    opened = document["report_opens_s"]
-    print(f"report: {document['report_bytes'] / 1e6:.1f} MB, opens in "
-          f"{'(no browser)' if opened is None else f'{opened:.2f} s'}")  # fmt: skip
-    for name in ("store", "jsonl", "parquet"):
+    if document["report_bytes"] is not None:
+        opened = document["report_opens_s"]
+        print(f"report: {document['report_bytes'] / 1e6:.1f} MB, opens in "
+              f"{'(no browser)' if opened is None else f'{opened:.2f} s'}")  # fmt: skip
+    for name in ("store", "jsonl", "parquet") if size else ():
         print(f"{name:36}{size[f'{name}_bytes'] / 1e9:8.2f} GB")
 
 
@@ -214,10 +216,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jsonl", type=int, default=10, help="iterations written as JSON lines")
+    parser.add_argument("--commands", nargs="*", default=[], help="only these, by the table's names: ls report")
+    parser.add_argument("--jsonl", type=int, default=10, help="iterations written as JSON lines; 0: sizes are left out")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     options = parser.parse_args()
+    options.jsonl = min(options.jsonl, options.iterations)
     scratch = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         document = measure(options, scratch)

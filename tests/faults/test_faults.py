@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pipeline.rollouts import Rollouts
+from storage.checkpoints import CheckpointStore
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
 from tests.faults.cases import CASES, NUM_ITERATIONS, POINTS, Case
 from tests.faults.strike import Struck, strike_all
 from tests.flows.tiny_runs import final_weights
 from tests.workers.engines.sglang_models import kernel_stub
+from workers.checkpoint_io import export_checkpoint
 
 IN_EVERY_SUITE = {
     "kill-update",
@@ -83,6 +87,7 @@ def test_a_fault_changes_nothing(case: Case, results: dict[str, Struck | BaseExc
     assert_same_samples(ours.run_dir, undisturbed.run_dir)
     if case.fault == "engine":
         assert_the_engine_was_started_again(ours)
+        assert_generated_as_the_checkpoint_does(ours.run_dir, tmp_path)
         return
     assert_same_log_probs(ours.run_dir, undisturbed.run_dir)
     assert_nothing_generated_twice(case, ours)
@@ -127,6 +132,27 @@ def assert_the_engine_was_started_again(ours: Struck) -> None:
     log = "".join(path.read_text() for path in sorted((ours.run_dir / "logs").glob("rank-*.log")))
     assert "starting it again with version 1" in log
     assert set(ours.executed.values()) == {1}
+
+
+def assert_generated_as_the_checkpoint_does(run: Path, scratch: Path) -> None:
+    """After two updates SGLang's likeliest tokens are those of the Hugging Face model in the checkpoint of then."""
+    directory = RunDirectory.open(run)
+    (checkpoint,) = [found for found in CheckpointStore(directory.checkpoints).committed() if found.step == 2]
+    folder = export_checkpoint(checkpoint.path, "actor", directory.config(), scratch / "after-two")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    first, _, third = (RolloutStore(directory.rollouts).read(iteration) for iteration in range(NUM_ITERATIONS))
+    assert all(is_likeliest(model, third)) and not all(is_likeliest(model, first))
+
+
+def is_likeliest(model: Any, batch: Rollouts) -> list[bool]:
+    """Of each row: whether every response token is the one that the model finds likeliest there."""
+    answers = []
+    for row, length in enumerate(batch["prompt_length"].tolist()):
+        sequence = torch.from_numpy(batch["token_ids"][batch.offsets[row] : batch.offsets[row + 1]]).long()[None]
+        with torch.no_grad():
+            likeliest = model(sequence).logits[0, length - 1 : -1].argmax(-1)
+        answers.append(torch.equal(sequence[0, length:], likeliest))
+    return answers
 
 
 def assert_nothing_generated_twice(case: Case, ours: Struck) -> None:

@@ -114,9 +114,10 @@ def test_engines_on_ranks_of_their_own_follow_the_training_ranks(
     disjoint: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir(tmp_path, "qwen2", seed=3)).eval()
+    before = greedy_of(reference, PROMPTS[0])
     reference.load_state_dict(disjoint[0]["weights"], strict=False)
     expected = (greedy_of(reference, PROMPTS[0]), 1)
-    assert disjoint[0]["said"] == []
+    assert disjoint[0]["said"] == [] and expected[0] != before
     assert disjoint[1]["said"] == [expected, expected]  # also from the engine that was started again
     whole_gb = sum(tensor.nbytes for tensor in disjoint[0]["weights"].values()) / 1e9
     for rank in disjoint:  # the training rank, which receives nothing, says what the engine's does
