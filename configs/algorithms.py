@@ -108,6 +108,11 @@ WITHOUT_CRITIC = (
 )  # fmt: skip
 """Algorithms that are `pipeline.algorithms.without_critic` and their entry above."""
 
+TRAINED_SCORER = {"reward_model": "reward", "cost_model": "cost"}
+"""Algorithms that train a model with a score head, and its role; the actor is what the others train."""
+WITHOUT_GENERATION = ("sft", "dpo", *TRAINED_SCORER)
+"""Algorithms that read their responses."""
+
 
 def algorithm_names() -> tuple[str, ...]:
     """The built-in algorithms."""

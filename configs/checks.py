@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from configs.algorithms import WITHOUT_CRITIC, algorithm_names
+from configs.algorithms import TRAINED_SCORER, WITHOUT_CRITIC, algorithm_names
 from configs.blame import Stated
 from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, data_problems
@@ -24,6 +24,7 @@ from configs.machine_checks import machine_problems, machine_warnings
 from configs.model_checks import model_file_problems
 from configs.objective_checks import ESTIMATORS, POLICY_LOSSES, objective_problems
 from configs.over_long import over_long_buffer
+from configs.part_names import reward_name_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.paths import is_there, user_path
 from configs.plugin_checks import plugin_problems, registered_names
@@ -108,7 +109,7 @@ def _names(config: RunConfig) -> Iterator[str]:
 
 
 def _trained_model(config: RunConfig) -> Iterator[str]:
-    role = {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm, "actor")
+    role = TRAINED_SCORER.get(config.algorithm, "actor")
     model: ModelConfig = getattr(config, role)
     if model.path is None and model.init is None:
         yield (
@@ -144,23 +145,7 @@ def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
         yield (
             f"rewards.functions: empty and reward.path not set, so {config.algorithm} has no reward; set one of them"
         )
-    yield from _reward_names(config, has_model=has_model)
-
-
-def _reward_names(config: RunConfig, *, has_model: bool) -> Iterator[str]:
-    """Each becomes the column `reward/NAME`; a reward model's score is `reward/model`."""
-    functions = config.rewards.functions
-    names = [f.path.rpartition(":")[2] if f.name is None else f.name for f in functions]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"rewards.functions: {names.count(name)} are named {shown(name)}; give each its own `name`"
-    for index, name in enumerate(names):
-        key = f"rewards.functions.{index}.name: {shown(name)}"
-        if not name.strip() or "/" in name or not name.isprintable() or len(name) > MAX_NAME:
-            yield f"{key} names a column; use 1 to {MAX_NAME} printable characters, no slash"
-        elif name == "model" and has_model:
-            yield f"{key} is the reward model's part; give the function another `name`"
-        elif name == "over_long" and over_long_buffer(config) is not None:
-            yield f"{key} is the part of rewards.over_long; give the function another `name`"
+    yield from reward_name_problems(config)
 
 
 def _answers(config: RunConfig) -> Iterator[str]:

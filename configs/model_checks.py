@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.algorithms import algorithm_names
+from configs.algorithms import TRAINED_SCORER, WITHOUT_GENERATION, algorithm_names
 from configs.checkpoint_paths import CHECKPOINT
 from configs.errors import shown
 from configs.model_files import ModelFileError, check_weights, model_folder, read_json
@@ -14,7 +14,7 @@ from configs.schema import ModelConfig, RunConfig
 from configs.transformers_source import model_types
 
 CAUSAL_ROLES = ("actor", "reference")
-SCALAR_ROLES = ("critic", "reward", "cost")
+SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")
 NO_LANGUAGE_MODEL = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
 CLASSIFIER = "ForSequenceClassification"
 
@@ -35,7 +35,7 @@ def model_file_problems(config: RunConfig) -> Iterator[str]:
         except ModelFileError as error:
             yield f"{role}.path: {error}"
     if config.algorithm in algorithm_names():
-        yield from head_problems(config, {"reward"} if config.algorithm == "reward_model" else ())
+        yield from head_problems(config, {TRAINED_SCORER.get(config.algorithm, "actor")})
 
 
 def head_problems(config: RunConfig, trained: Collection[str]) -> Iterator[str]:
@@ -58,7 +58,7 @@ def head_problems(config: RunConfig, trained: Collection[str]) -> Iterator[str]:
         if names and not any(name.endswith(CLASSIFIER) for name in names):
             yield (
                 f"{role}.path: {model.path} is a {names[0]}, which has no score head, and {config.algorithm} does not "
-                f"train the {role} model; name a sequence classifier with one label (as algorithm reward_model makes)"
+                f"train the {role} model; name a sequence classifier with one label (as algorithm {role}_model makes)"
             )
 
 
@@ -107,7 +107,7 @@ def _kind_problems(role: str, model: ModelConfig, settings: dict[str, Any]) -> I
 
 def _limit_problems(role: str, settings: dict[str, Any], config: RunConfig) -> Iterator[str]:
     """Lengths and ids that no prompt could make fit; a single prompt's length is checked when it is read."""
-    if config.algorithm in ("sft", "reward_model"):
+    if config.algorithm in WITHOUT_GENERATION:
         return
     positions, vocabulary = settings.get("max_position_embeddings"), settings.get("vocab_size")
     new_tokens, stop = config.rollout.max_new_tokens, config.rollout.stop_token_ids or ()

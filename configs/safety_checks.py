@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from configs.algorithms import ALGORITHM_DEFAULTS
 from configs.data_files import data_problems
+from configs.part_names import cost_name_problems
 from configs.path_checks import code_problems
 from configs.schema import RunConfig
 
@@ -18,9 +19,7 @@ def safety_problems(config: RunConfig, built_in_rewards: tuple[str, ...]) -> Ite
         yield from _costs(config)
     for index, function in enumerate(config.costs.functions):
         yield from code_problems(f"costs.functions.{index}.path", function.path, built_in_rewards, "built-in reward")
-    names = [function.name or function.path.rpartition(":")[2] for function in config.costs.functions]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"costs.functions: {names.count(name)} are named {name!r}; give each its own `name`"
+    yield from cost_name_problems(config)
     safety = config.safety
     if safety.multiplier > safety.max_multiplier:
         yield (

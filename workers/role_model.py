@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from configs.algorithms import TRAINED_SCORER
 from configs.schema import RunConfig
 from pipeline.losses import PAIR_LOSSES, get_loss
 from pipeline.rollouts import Array, Rollouts, ranges
@@ -280,9 +281,7 @@ def steps_of_update(config: RunConfig) -> int:
 
 def is_trained(role: str, config: RunConfig) -> bool:
     """Which roles the built-in algorithms update."""
-    return role in ("actor", "critic", "cost_critic") or (
-        role == {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm)
-    )
+    return role in ("actor", "critic", "cost_critic") or (role == TRAINED_SCORER.get(config.algorithm))
 
 
 def _freeze(hf: torch.nn.Module, dtype: torch.dtype) -> None:

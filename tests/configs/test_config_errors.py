@@ -110,6 +110,17 @@ IMPOSSIBLE = [
         "reward.path=organisation/reward",
         line=("rewards.functions.0.name", "'model'", "the reward model's part", "another `name`"),
     ),
+    mistake(
+        "rewards.functions.0.name=environment",
+        "rollout.environment.path=calendar:Calendar",
+        line=("rewards.functions.0.name", "the part of rollout.environment", "another `name`"),
+    ),
+    mistake(
+        "algorithm=safe_rlhf",
+        "cost.path=organisation/cost",
+        "costs.functions=[{path: length, name: model}]",
+        line=("costs.functions.0.name", "'model'", "the cost model's part", "another `name`"),
+    ),
     mistake("data.answer_column=", line=("rewards.functions.0.path", "data.answer_column", "name the column")),
     mistake(
         "rewards.functions.0.path=reasoning_gym",

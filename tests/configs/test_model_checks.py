@@ -65,6 +65,15 @@ def test_a_classifier_is_no_actor_and_a_language_model_no_reward_model(tmp_path:
     line = only_problem(tmp_path, reward={"path": causal}, rollout={"max_new_tokens": 8})
     assert "reward.path" in line and "no score head" in line and "name a sequence classifier" in line
     assert problems(tmp_path, algorithm="reward_model", reward={"path": causal}) == []
+    pairs = tmp_path / "pairs.jsonl"
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c", "chosen_is_safe": True, "rejected_is_safe": False}
+    pairs.write_text(json.dumps(pair) + "\n")
+    of_cost = {"cost": {"path": causal}, "data": {"train": {"path": str(pairs)}}, "rollout": {"max_new_tokens": 999}}
+    assert problems(tmp_path, algorithm="cost_model", **of_cost) == []
+    line = only_problem(
+        tmp_path, algorithm="safe_rlhf", reward={"path": scalar}, cost={"path": causal}, rollout={"max_new_tokens": 8}
+    )
+    assert line.startswith("cost.path") and "as algorithm cost_model makes" in line
     two = write_model(tmp_path / "2", "LlamaForSequenceClassification", id2label={"0": "bad", "1": "good"})
     assert "2 labels" in only_problem(tmp_path, reward={"path": two}, rollout={"max_new_tokens": 8})
     assert "from scratch it scores nothing" in only_problem(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from configs.checks import check_config
 from configs.loader import apply_overrides
@@ -26,6 +26,7 @@ from storage.run_directory import RunDirectory
 from tests.flows.scorers import vowel_cost
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.models import tiny_model_dir
+from workers.checkpoint_io import read_model
 
 ONE = {"num_iterations": 1, "num_mini_batches": 1}
 PAIRS = [
@@ -80,7 +81,8 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
     scorers = str(Path(__file__).with_name("scorers.py"))
     safe = {
         "algorithm": "safe_rlhf",
-        "cost": {"path": cost},
+        "output": str(folder),
+        "cost": {"path": "checkpoint:cost_model/cost"},
         "costs": {"functions": [{"path": f"{scorers}:vowel_cost"}], "model_weight": 0.5},
         "safety": {"cost_limit": 0.1, "multiplier_lr": 0.5},
         "kl": {"coef": 0.05, "target": 0.01, "horizon": 20},
@@ -91,11 +93,17 @@ def configurations(folder: Path) -> dict[str, RunConfig]:
     supervised = {"data": data, "training": ONE, "evaluation": {"every": 1}}
     return {
         "dpo": ppo_config(inputs, name="dpo", algorithm="dpo", **supervised),
-        "cost_model": ppo_config(inputs, name="cost_model", algorithm="cost_model", cost={"path": cost}, **supervised),
+        "cost_model": ppo_config(
+            inputs,
+            name="cost_model",
+            algorithm="cost_model",
+            cost={"path": cost, "optimizer": {"lr": 1e-2}},
+            **supervised,
+        ),
         "sft": ppo_config(inputs, name="sft", algorithm="sft", **supervised),
         "safe_rlhf": ppo_config(inputs, name="safe", **safe),
         "one_critic": ppo_config(
-            inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "cost": {}, "training": ONE}
+            inputs, name="one_critic", **{**safe, "safety": {"cost_critic": False}, "training": ONE}
         ),
         "remax": ppo_config(
             inputs,
@@ -231,6 +239,28 @@ def test_costs_are_the_models_score_and_the_functions(finished: dict[str, RunSum
     for row in range(batch.num_rows):
         assert batch["cost/vowel_cost"][row] == pytest.approx(vowel_cost("", batch["text"][row], None))
     assert np.allclose(batch["cost"], 0.5 * batch["cost/model"] + batch["cost/vowel_cost"], atol=1e-6)
+
+
+def test_the_cost_model_is_the_one_that_safety_preferences_trained(finished: dict[str, RunSummary]) -> None:
+    """By the checkpoint's own scores, with a cost critic and with the cost model as the one extra model."""
+    directory = RunDirectory.open(finished["cost_model"].run_dir)
+    newest = CheckpointStore(directory.checkpoints).latest()
+    assert newest is not None
+    first, trained = (
+        AutoModelForSequenceClassification.from_pretrained(directory.config().cost.path) for _ in range(2)
+    )
+    trained.load_state_dict(read_model(newest.path / "cost")[0].state_dict())
+    for name in ("safe_rlhf", "one_critic"):
+        batch = RolloutStore(RunDirectory.open(finished[name].run_dir).rollouts).read(0)
+        scores: dict[Any, list[float]] = {trained: [], first: []}
+        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+            ids = torch.from_numpy(batch["token_ids"][start:end].astype(np.int64))
+            for model, found in scores.items():
+                last = model.base_model(input_ids=ids[None]).last_hidden_state[0, -1]
+                found.append(float((last @ model.score.weight.T).detach()))
+        assert np.allclose(batch["cost/model"], scores[trained], atol=1e-5)
+        assert not np.allclose(batch["cost/model"], scores[first], atol=1e-3), "it has been trained"
+    assert "cost_values" not in batch
 
 
 def test_the_pretraining_loss_is_learnt_beside_the_policy(finished: dict[str, RunSummary]) -> None:
