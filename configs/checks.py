@@ -28,6 +28,7 @@ from configs.part_names import reward_name_problems
 from configs.path_checks import code_problems, model_problems, output_problems, package_problems
 from configs.paths import is_there, user_path
 from configs.plugin_checks import plugin_problems, registered_names
+from configs.pool_checks import DEFAULT_POOL, pool_problems
 from configs.safety_checks import safety_problems
 from configs.schema import ROLES, ModelConfig, RunConfig
 from configs.secrets import secret_problems
@@ -38,7 +39,6 @@ RL_ALGORITHMS = ("ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC)
 BUILT_IN_REWARDS = (
     "exact_match", "contains", "regex", "length", "reasoning_gym", "math_verify", "json_schema", "code", "http_judge",
 )  # fmt: skip
-DEFAULT_POOL = "main"
 WANT_ANSWERS = {"exact_match": "", "math_verify": "", "code": "", "contains": "text", "json_schema": "schema"}
 """Built-in rewards that compare with the answer, but for those that an option (its name) relieves of it."""
 MAX_NAME = 100
@@ -269,7 +269,6 @@ def _engines_apart(config: RunConfig) -> Iterator[str]:
     if own is None or own == actor or own not in resources.pools:
         return
     others = [role for role in ROLES if placed.get(role, pools[0]) == own]
-    size = resources.pools[own].ranks
     if rollout.engine != "sglang":
         yield (
             f"resources.placement.rollout: engines on a pool of their own ({own}) need rollout.engine: sglang; "
@@ -279,11 +278,6 @@ def _engines_apart(config: RunConfig) -> Iterator[str]:
         yield (
             f"resources.placement.rollout: pool {own!r} also holds {', '.join(others)}; "
             "engines stand beside the actor or alone, so place those elsewhere"
-        )
-    if size % rollout.tensor_parallel_size:
-        yield (
-            f"rollout.tensor_parallel_size: {rollout.tensor_parallel_size} does not divide the {size} ranks of "
-            f"pool {own!r}; choose a divisor"
         )
 
 
@@ -315,6 +309,7 @@ CHECKS: tuple[Check, ...] = (
     _optimizers,
     _resources,
     _engines_apart,
+    pool_problems,
     evaluation_problems,
     checkpoint_problems,
     deployment_problems,

@@ -44,3 +44,5 @@ class ClusterConfig(Section):
     """Deadline of one stage on the ranks."""
     start_timeout_s: Seconds = 120.0
     """Deadline for the ranks to come up."""
+    worker_return_timeout_s: Seconds = 120.0
+    """After a fault: how long the run waits for workers whose nanny is gone too (one that a nanny starts again has `start_timeout_s`), before it goes on with fewer ranks where that is allowed (`resources.min_ranks`), and stops where it is not."""

@@ -13,6 +13,8 @@ class PoolConfig(Section):
 
     ranks: PositiveInt
     """Number of ranks. Pools are disjoint: they take global ranks in the order in which they are listed."""
+    min_ranks: PositiveInt | None = None
+    """With how many the pool is rebuilt after a fault where workers do not come back (`cluster.worker_return_timeout_s`); null: only with all."""
 
 
 class ResourcesConfig(Section):
@@ -20,6 +22,8 @@ class ResourcesConfig(Section):
 
     num_ranks: PositiveInt = 1
     """Ranks of the default pool `main`; with `pools` given, must equal their sum."""
+    min_ranks: PositiveInt | None = None
+    """With how many the default pool is rebuilt after a fault where workers do not come back (`cluster.worker_return_timeout_s`); null: only with all, else the run stops. With `pools` given each has its own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
     pools: dict[str, PoolConfig] = {}

@@ -85,8 +85,9 @@ class RunExecution:
         )
         self.replays = False
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
-        self.number = len(read_executions(directory.path)) + 1
-        self.committer = Committer(RolloutStore(directory.rollouts), execution=self.number)
+        execution = len(read_executions(directory.path)) + 1
+        self.committer = Committer(RolloutStore(directory.rollouts), execution=execution)
+        self.pools: dict[str, int] | None = None
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
         self.recoveries = Recoveries(view.note)
         self.done = 0
@@ -151,6 +152,7 @@ class RunExecution:
         while True:
             try:
                 await start()
+                self.recoveries.rebuilt(num_ranks=ranks.num_ranks, configured=ranks.num_configured)
                 self.stop.may_end_at_once = False
                 return await self._attempt(ranks, per_pool)
             except RankError as error:
@@ -209,19 +211,24 @@ class RunExecution:
         )
         CONTROLLERS[self.name] = controller
         self.recorder.ranks_built(ranks, iterations_done=self.done)
-        self._record_execution()
+        self._record_execution(ranks)
         return controller
 
     def controller(self, **parts: Any) -> Controller:
         """What executes the stages; a replay has another one."""
         return Controller(**parts)
 
-    def _record_execution(self) -> None:
-        """Once, however often the ranks are built again: with which ranks and settings the run goes on."""
-        path, pools = self.directory.path, pool_sizes(self.config)
-        execution = next_execution(path, self.config, first_iteration=self.done, pools=pools, started_at=time.time())
-        if execution.number == self.number:
-            append_execution(path, execution)
+    def _record_execution(self, ranks: Ranks) -> None:
+        """With which ranks and settings the run goes on: once, and again where they are rebuilt in another number."""
+        pools = pool_sizes(ranks.config)
+        if pools == self.pools:
+            return
+        path, cause = self.directory.path, self.recoveries.cause
+        execution = next_execution(
+            path, ranks.config, first_iteration=self.done, pools=pools, started_at=time.time(), cause=cause
+        )
+        append_execution(path, execution)
+        self.committer.execution, self.pools = execution.number, pools
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()
@@ -232,7 +239,8 @@ class RunExecution:
         await self.checkpointer.check()
         outcomes = await self._outcomes(controller, iteration)
         controller.coefficients = controller.coefficients.after(outcomes)
-        metrics = iteration_metrics(outcomes, seconds=time.perf_counter() - started)
+        seconds, num_ranks = time.perf_counter() - started, controller.ranks.num_ranks
+        metrics = iteration_metrics(outcomes, seconds=seconds, num_ranks=num_ranks)
         metrics |= evaluation_metrics(outcomes, iteration, before_training=self.before_training)
         self.last_metrics = metrics
         self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())

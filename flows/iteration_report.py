@@ -24,7 +24,7 @@ from storage.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 
-def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -> dict[str, Any]:
+def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float, num_ranks: int) -> dict[str, Any]:
     """All stages' metrics, the time of each stage (s), its peak memory on each rank (GiB) and tokens/s.
 
     tokens/s: prompt and response tokens of the batch over the iteration's time, as in the paper's section 8.
@@ -39,6 +39,7 @@ def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float) -
     metrics.pop("seconds", None)
     metrics["time/iteration"] = seconds
     metrics["ended_at"] = time.time()
+    metrics["num_ranks"] = num_ranks
     metrics["stages_from_store"] = sum(outcome.from_store for outcome in outcomes.values())
     if metrics.get("tokens_total"):
         metrics["tokens_per_second"] = metrics["tokens_total"] / seconds

@@ -18,7 +18,10 @@ MAX_RECOVERIES = 3
 
 @dataclass(kw_only=True)
 class Recovery:
-    """One rebuild. noticed_at: Unix time; seconds: from there to the first stage that had not ended before."""
+    """One rebuild. noticed_at: Unix time; seconds: from there to the first stage that had not ended before.
+
+    num_ranks: with which the run goes on, of num_configured.
+    """
 
     cause: str
     error_class: str
@@ -27,13 +30,17 @@ class Recovery:
     repeated: list[str] = field(default_factory=list)
     replayed: set[int] = field(default_factory=set)
     seconds: float = 0.0
+    num_ranks: int = 0
+    num_configured: int = 0
 
     def sentence(self) -> str:
         """What a person reads."""
         origin = f"checkpoint {self.step}" if self.step else "the initial weights"
         count = len(self.replayed)
         replay = f"replayed {count} iteration{'' if count == 1 else 's'}" if count else "nothing to replay"
-        return f"{self.cause}; recovered from {origin}, {replay}, {self.seconds:.1f} s"
+        fewer = self.num_ranks < self.num_configured
+        ranks = f" on {self.num_ranks} of {self.num_configured} ranks" if fewer else ""
+        return f"{self.cause}; recovered from {origin}{ranks}, {replay}, {self.seconds:.1f} s"
 
 
 class Recoveries:
@@ -60,6 +67,16 @@ class Recoveries:
             self._current = Recovery(cause=cause, error_class=error.error_class, step=step, noticed_at=time.time())
         else:  # lost again before it was over
             self._current.cause += f", then {error}"
+
+    @property
+    def cause(self) -> str | None:
+        """Of the rebuild that is not over."""
+        return None if self._current is None else self._current.cause
+
+    def rebuilt(self, *, num_ranks: int, configured: int) -> None:
+        """The ranks are there (again)."""
+        if self._current is not None:
+            self._current.num_ranks, self._current.num_configured = num_ranks, configured
 
     def started(self, name: str, *, iteration: int | None = None, updates: bool = False) -> None:
         """A stage starts on the ranks (or a checkpoint is saved); updates: it changes weights."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from configs.pool_checks import DEFAULT_POOL
 from configs.schema import RunConfig
 from pipeline.calls import ModelCall
 
-DEFAULT_POOL = "main"
 ENGINES = "rollout"
 """What the placement calls the rollout engines."""
 

@@ -27,7 +27,8 @@ FILE = "executions.jsonl"
 class Execution:
     """number: from 1. first_iteration: where it went on. pools: ranks of each. started_at: seconds since 1970.
 
-    changed: dotted keys whose values differ from those of the execution before: (before, now).
+    cause: of one that began inside a run, where workers were lost. changed: dotted keys whose values differ from those
+    of the execution before: (before, now).
     """
 
     number: int
@@ -37,6 +38,7 @@ class Execution:
     placement: Mapping[str, str]
     changed: Mapping[str, tuple[Any, Any]]
     config: Mapping[str, Any]
+    cause: str | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -52,6 +54,7 @@ class Execution:
             "pools": dict(self.pools),
             "placement": dict(self.placement),
             "changed": {key: list(values) for key, values in self.changed.items()},
+            "cause": self.cause,
         }
 
 
@@ -98,7 +101,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def next_execution(
-    run_dir: Location, config: RunConfig, *, first_iteration: int, pools: Mapping[str, int], started_at: float
+    run_dir: Location,
+    config: RunConfig,
+    *,
+    first_iteration: int,
+    pools: Mapping[str, int],
+    started_at: float,
+    cause: str | None = None,
 ) -> Execution:
     """The execution that begins now, beside those that are kept."""
     earlier, tree = read_executions(run_dir), resolved(config)
@@ -110,6 +119,7 @@ def next_execution(
         placement={str(role): pool for role, pool in config.resources.placement.items()},
         changed=changes(earlier[-1].config, tree) if earlier else {},
         config=tree,
+        cause=cause,
     )
 
 
@@ -123,6 +133,7 @@ def _execution(path: Location, number: int, line: Mapping[str, Any]) -> Executio
             placement=dict(line["placement"]),
             changed={str(key): (before, now) for key, (before, now) in line["changed"].items()},
             config=dict(line["config"]),
+            cause=line.get("cause"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path} line {number} is damaged ({error!r}); remove the line") from error

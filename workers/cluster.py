@@ -111,11 +111,20 @@ async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s:
 
     Asking a worker to end would wait for what it sits in. Raises TimeoutError when some stay.
     """
-    if alive := await _known(client, addresses):
-        await client.run(end_process, workers=alive, nanny=True, on_error="ignore")
     async with asyncio.timeout(timeout_s):
+        if alive := await _known(client, addresses):
+            await client.run(end_process, workers=alive, nanny=True, on_error="ignore")
         while await _known(client, addresses):
             await asyncio.sleep(0.05)
+
+
+async def forget_workers(client: Client, addresses: Collection[str]) -> list[str]:
+    """Have the scheduler strike out those of these workers that it still knows, as one does whose host is gone without
+    a word; returns them. One that lives all the same ends when it hears of it."""
+    known = await _known(client, addresses)
+    for address in known:
+        await client.scheduler.unregister(address=address, stimulus_id="hybridflow-lost-worker")
+    return known
 
 
 async def _known(client: Client, addresses: Collection[str]) -> list[str]:

@@ -18,18 +18,19 @@ from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.calls import also_read, present_columns
 from pipeline.mesh import ParallelMesh
-from pipeline.placement import pool_of, pool_ranks, worlds
+from pipeline.placement import pool_of, pool_ranks, pool_sizes, worlds
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
 from storage.locations import Location
 from workers.answers import Rank, answers_of, names
 from workers.attach import check_scheduler
-from workers.cluster import kill_workers
+from workers.cluster import forget_workers, kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
 from workers.lines import Line, placed
 from workers.network import refuse_spread_engines
-from workers.places import worker_addresses
+from workers.places import worker_addresses, worker_homes
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
+from workers.returning import config_for_workers_left, too_few_workers
 
 logger = logging.getLogger(__name__)
 StateMethod = Callable[[RankActor, str, tuple[str, ...], int], Envelope]
@@ -76,7 +77,22 @@ class Ranks:
     """The first failure of this incarnation, of which others may be echoes."""
     _placed: set[str] = field(default_factory=set)
     """Addresses of the workers that hold, or were to hold, an actor."""
+    _held: dict[str, str] = field(default_factory=dict)
+    """The pool of each worker of this incarnation, by its home (`workers.places`)."""
     _lines: list[Line] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.configured = self.config
+        """`config` has fewer ranks than this one after workers were lost that did not come back."""
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(pool_sizes(self.config).values())
+
+    @property
+    def num_configured(self) -> int:
+        """What `num_ranks` is while no worker is lost for good."""
+        return sum(pool_sizes(self.configured).values())
 
     async def build(self) -> None:
         """Place an actor on every rank, join the pools' process groups, build the models.
@@ -94,6 +110,8 @@ class Ranks:
         addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
         refuse_spread_engines(self.config, addresses)
         self._placed |= set(addresses)
+        homes = await worker_homes(self.client)
+        self._held = {homes.get(addresses[g], addresses[g]): name for name, ranks in layout.items() for g in ranks}
         lines = await asyncio.gather(*(self._place(g, address) for g, address in enumerate(addresses)))
         for name, ranks in layout.items():
             roles = tuple(sorted(role for role in self.roles if pool_of(self.config, role) == name))
@@ -185,20 +203,32 @@ class Ranks:
         return WorkerGroup(ranks=self, pool=pool, role=role, spans_pools=len(chosen) > 1)
 
     async def restart(self) -> None:
-        """Kill every worker process of the run and build the ranks again, one incarnation later.
+        """Kill every worker process of the run and build the ranks again, one incarnation later, on the workers that
+        are back.
 
-        Raises RanksLost when that fails, too, and UserError where the cluster's scheduler is gone.
+        Raises RanksLost when that fails, too, and UserError where the cluster's scheduler is gone, or more workers than
+        `resources.min_ranks` lets go.
         """
         await check_scheduler(self.client, self.config, self.run_dir)
         self._placed |= {rank.address for pool in self.pools.values() for rank in pool.ranks}
         self.pools.clear()
         self._hang_up()
-        try:
-            await kill_workers(self.client, self._placed, timeout_s=self.config.cluster.start_timeout_s)
-        except TimeoutError as error:
-            raise RanksLost("worker processes did not end when they were killed", error_class="timeout") from error
-        self._placed.clear()
+        await self._kill_and_wait()
         await self.build()
+
+    async def _kill_and_wait(self) -> None:
+        timeout_s, killed_at = self.config.cluster.worker_return_timeout_s, asyncio.get_running_loop().time()
+        try:
+            await kill_workers(self.client, self._placed, timeout_s=timeout_s)
+        except TimeoutError:
+            gone = await forget_workers(self.client, self._placed)
+            logger.warning("workers that neither answer nor end are given up: %s", ", ".join(gone))
+        self._placed.clear()
+        left = await config_for_workers_left(self.client, self.configured, self.config, self._held, killed_at=killed_at)
+        if left is None:
+            why = str(self.fault or "ranks were lost")
+            raise await too_few_workers(self.client, self.configured, self._held, self.run_dir, why=why)
+        self.config = left
 
     async def close(self) -> None:
         """End engines, reward processes and process groups; the workers stay for the next run.

@@ -167,8 +167,11 @@ def _executions(executions: list[dict[str, Any]]) -> list[str]:
     for execution in executions if len(executions) > 1 else ():
         pools = ", ".join(f"{name}: {size}" for name, size in execution["pools"].items())
         changed = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in execution["changed"].items())
-        said = f"from iteration {execution['first_iteration']} on {execution['num_ranks']} ranks ({pools})"
-        lines.append(f"execution {execution['execution']}: {said}" + (f"; changed: {changed}" if changed else ""))
+        num_ranks = execution["num_ranks"]
+        ranks = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} ({pools})"
+        said = f"from iteration {execution['first_iteration']} on {ranks}"
+        said += (f"; changed: {changed}" if changed else "") + (f"; {cause}" if (cause := execution["cause"]) else "")
+        lines.append(f"execution {execution['execution']}: {said}")
     return lines
 
 

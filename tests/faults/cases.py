@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from configs.schema import RunConfig
@@ -14,7 +16,15 @@ from tests.flows.tiny_runs import ppo_config
 NUM_ITERATIONS = 3
 CALL_TIMEOUT_S = 6.0
 """Of runs with a rank that hangs."""
-Fault = Literal["kill", "hang", "controller", "everything", "scheduler", "disk", "reward", "request", "engine", "no"]
+WORKER_RETURN_TIMEOUT_S = 1.0
+"""Of runs that lose hosts."""
+NUM_APART = {"host": 2, "hosts": 2}
+"""Workers that can be lost for good, the last ones."""
+MIN_RANKS = {"host": 1, "hosts": 2}
+Fault = Literal[
+    "kill", "hang", "host", "hosts", "controller", "everything", "scheduler", "disk", "reward", "request", "engine",
+    "no",
+]  # fmt: skip
 STAGES = ("generate", "prepare", "update", "commit", "checkpoint")
 POINTS: dict[str, tuple[str, str, int]] = {
     "generate": ("actor.generate_sequences[1]", "start", 1),
@@ -27,12 +37,14 @@ POINTS: dict[str, tuple[str, str, int]] = {
 OTHER_POINTS: dict[tuple[str, str], tuple[str, str, int]] = {
     ("disk", "commit"): ("actor.generate_sequences[1]", "write", 0),
     ("disk", "checkpoint"): ("00000002", "write", 1),
+    ("hosts", "update"): ("critic.update_critic[1]", "step", 2),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """kill, hang: of a rank. controller: killed, and Dask's scheduler with it. everything: those, the ranks and
+    """kill, hang: of a rank. host: killed for good, worker and nanny. hosts: two, one after the other, of three, where
+    the run may do without one. controller: killed, and Dask's scheduler with it. everything: those, the ranks and
     Prefect's server. scheduler: one of its own. disk: full. reward: a call that never returns. request: an engine
     drops it. engine: SGLang's processes, killed in a batch. no: the run that the others are compared with."""
 
@@ -56,7 +68,9 @@ class Case:
 UNDISTURBED = Case(fault="no", stage="fault")
 UNDISTURBED_SGLANG = Case(fault="no", stage="fault-sglang")
 CASES = [
-    *(Case(fault=f, stage=s) for f in ("kill", "hang", "controller", "everything", "scheduler") for s in STAGES),
+    *(Case(fault=f, stage=s) for f in ("kill", "hang", "host") for s in STAGES),
+    *(Case(fault=f, stage=s) for f in ("controller", "everything", "scheduler") for s in STAGES),
+    Case(fault="hosts", stage="update"),
     Case(fault="disk", stage="commit"),
     Case(fault="disk", stage="checkpoint"),
     Case(fault="reward", stage="prepare"),
@@ -79,6 +93,10 @@ def configuration(inputs: dict[str, str], folder: Path, case: Case) -> RunConfig
     changes: dict[str, Any] = {"rewards": {"functions": [reward], "num_processes": 1}}
     if case.fault == "hang":
         changes["cluster"] = {"call_timeout_s": CALL_TIMEOUT_S}
+    if case.fault in MIN_RANKS:
+        least = MIN_RANKS[case.fault]
+        changes["resources"] = {"num_ranks": least + 1, "min_ranks": least}
+        changes["cluster"] = {"worker_return_timeout_s": WORKER_RETURN_TIMEOUT_S}
     if UNDISTURBED_SGLANG in (case, case.undisturbed):
         changes |= {"rollout": SGLANG, "loss": {"rollout_correction": "none"}}
     return ppo_config(
@@ -90,12 +108,16 @@ def configuration(inputs: dict[str, str], folder: Path, case: Case) -> RunConfig
     )
 
 
-def arm(case: Case, parent: Path, **more: Any) -> None:
-    """Tell the ranks of the run under `parent` what to do, and when."""
+def arm(case: Case, parent: Path, *, nannies: Mapping[int, int] = MappingProxyType({}), **more: Any) -> None:
+    """Tell the ranks of the run under `parent` what to do, and when. nannies: of workers that can be lost, by rank."""
     if case.fault == "no":
         return
     if case.fault == "reward":
         (parent / "reward.armed").touch()
         return
-    stage, at, rank = case.point
-    (parent / PLAN).write_text(json.dumps({"fault": case.fault, "stage": stage, "at": at, "rank": rank, **more}))
+    points = [case.point, *([POINTS[case.stage]] if case.fault == "hosts" else [])]
+    plans = [
+        {"fault": case.fault, "stage": stage, "at": at, "rank": rank, "nanny": nannies.get(rank), **more}
+        for stage, at, rank in points
+    ]
+    (parent / PLAN).write_text(json.dumps(plans))

@@ -19,6 +19,8 @@ FIRST, LAST = "<!-- faults -->", "<!-- end of faults -->"
 WHAT = {
     "kill": "a rank killed",
     "hang": "a rank hung",
+    "host": "a worker and its nanny killed, gone on on fewer ranks",
+    "hosts": "two of them, one after the other, and resumed on fewer ranks",
     "controller": "the controller killed, and resumed",
     "everything": "all processes killed, and resumed",
     "scheduler": "Dask's scheduler killed, and resumed",

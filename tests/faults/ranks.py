@@ -1,8 +1,8 @@
 """Rank actors on which a fault strikes once, at a told point; imported by the worker processes.
 
-The plan is `fault.json` beside the run's directory: {"fault", "stage", "at", "rank"}. The process that is struck
-first leaves the time in `fault.fired`. `executed` has a line for each stage that the first rank has begun: its
-name and the time.
+The plan is `fault.json` beside the run's directory: a list of {"fault", "stage", "at", "rank"}, one after the other.
+The process that is struck first leaves the time in `fault.fired`, a line a fault. `executed` has a line for each stage
+that the first rank has begun: its name and the time.
 """
 
 from __future__ import annotations
@@ -109,23 +109,35 @@ class FaultyRank(RankActor):
 
     def is_planned(self, stage: str, at: str) -> bool:
         assert self._spec is not None
-        plan = json.loads((self.folder / PLAN).read_text()) if (self.folder / PLAN).exists() else {}
         wanted = {"stage": stage, "at": at, "rank": self._spec.global_rank}
-        return not (self.folder / FIRED).exists() and {k: plan.get(k) for k in wanted} == wanted
+        return wanted.items() <= self.plan().items()
+
+    def plan(self) -> dict[str, Any]:
+        """The next fault; empty when all have struck."""
+        plans = json.loads((self.folder / PLAN).read_text()) if (self.folder / PLAN).exists() else []
+        fired = (self.folder / FIRED).read_text().splitlines() if (self.folder / FIRED).exists() else []
+        return dict(plans[len(fired)]) if len(fired) < len(plans) else {}
+
+    def fire(self) -> None:
+        with (self.folder / FIRED).open("a") as file:
+            file.write(f"{time.time()}\n")
 
     def strike(self, stage: str, at: str) -> None:
         if not self.is_planned(stage, at):
             return
         if at in ("end", "step"):
             self.wait_for_the_generation_of(int(stage.partition("[")[2].rstrip("]")))
-        plan = json.loads((self.folder / PLAN).read_text())
+        plan = self.plan()
         if plan["fault"] != "engine":
-            (self.folder / FIRED).write_text(str(time.time()))
+            self.fire()
         self.suffer(plan)
 
     def suffer(self, plan: dict[str, Any]) -> None:
         match plan["fault"]:
             case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "host" | "hosts":
+                os.kill(plan["nanny"], signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -162,7 +174,7 @@ class FaultyRank(RankActor):
         assert self._context is not None
         launcher = self._context.engines.engine.launcher_pid  # type: ignore[union-attr]
         time.sleep(INTO_BATCH_S)
-        (self.folder / FIRED).write_text(str(time.time()))
+        self.fire()
         os.kill(launcher, signal.SIGKILL)
 
 

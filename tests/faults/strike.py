@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from configs.errors import UserError
+from configs.loader import apply_overrides
 from configs.schema import RunConfig
 from configs.yaml_text import dump_yaml
 from flows.run import RunSummary, Session, session
 from storage.run_directory import RunDirectory
-from tests.faults.cases import UNDISTURBED, Case, arm, configuration
+from tests.faults.cases import MIN_RANKS, NUM_APART, UNDISTURBED, Case, arm, configuration
 from tests.faults.ranks import EXECUTED, FIRED, FaultyRank
-from tests.faults.scheduler import cluster_of_its_own
+from tests.faults.scheduler import OwnCluster, cluster_of_its_own
 from tests.flows.tiny_runs import write_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +87,8 @@ async def _strike(case: Case, shared: Session, inputs: dict[str, str], parent: P
         ended = await _killed(config, here, alone=case.fault == "everything", elsewhere=resume_elsewhere)
     elif case.fault == "scheduler":
         ended = await _gone_on_with(config, here, await _without_scheduler(case, config, here))
+    elif case.fault in MIN_RANKS:
+        ended = await _without_hosts(case, config, here)
     elif case.fault == "disk":
         ended = await _gone_on_with(config, here, await _stopped(config, here))
     else:
@@ -94,7 +99,7 @@ async def _strike(case: Case, shared: Session, inputs: dict[str, str], parent: P
     return Struck(
         case=case,
         begun=tuple((name, float(at)) for name, at in lines),
-        struck_at=float(fired.read_text()) if fired.exists() else None,
+        struck_at=float(fired.read_text().split()[0]) if fired.exists() else None,
         **{field.name: getattr(ended, field.name) for field in dataclasses.fields(ended)},
     )
 
@@ -117,11 +122,34 @@ async def _gone_on_with(config: RunConfig, here: Session, stopped: str) -> Ended
 
 async def _without_scheduler(case: Case, config: RunConfig, here: Session) -> str:
     """On a cluster whose scheduler is a process of its own."""
-    async with cluster_of_its_own(num_workers=2) as (address, pid):
-        arm(case, here.parent, pid=pid)
-        attached = config.model_copy(update={"cluster": config.cluster.model_copy(update={"scheduler": address})})
-        async with session(attached, parent=here.parent, num_workers=2, quiet=True) as apart:
-            return await _stopped(attached, dataclasses.replace(apart, actor_class=FaultyRank))
+    async with cluster_of_its_own(num_workers=2) as cluster:
+        arm(case, here.parent, pid=cluster.scheduler)
+        async with _attached(config, cluster, here) as (attached, there):
+            return await _stopped(attached, there)
+
+
+async def _without_hosts(case: Case, config: RunConfig, here: Session) -> Ended:
+    """On a cluster that loses its last workers for good. A run that stops goes on as its line says."""
+    num_apart = NUM_APART[case.fault]
+    num_workers = config.resources.num_ranks - num_apart
+    async with cluster_of_its_own(num_workers=num_workers, num_apart=num_apart) as cluster:
+        arm(case, here.parent, nannies=cluster.nannies)
+        async with _attached(config, cluster, here) as (attached, there):
+            if case.fault == "host":
+                summary = await there.run(attached)
+                return Ended(run_dir=Path(summary.run_dir), summary=summary)
+            stopped = await _stopped(attached, there)
+    return await _gone_on_with(apply_overrides(config, re.findall(r"--set (\S+)", stopped)), here, stopped)
+
+
+@asynccontextmanager
+async def _attached(config: RunConfig, cluster: OwnCluster, here: Session) -> AsyncIterator[tuple[RunConfig, Session]]:
+    """The run's configuration and session on a cluster of its own."""
+    of_this = config.cluster.model_copy(update={"scheduler": cluster.address})
+    attached = config.model_copy(update={"cluster": of_this})
+    num_workers = attached.resources.num_ranks
+    async with session(attached, parent=here.parent, num_workers=num_workers, quiet=True) as there:
+        yield attached, dataclasses.replace(there, actor_class=FaultyRank)
 
 
 async def _killed(config: RunConfig, here: Session, *, alone: bool, elsewhere: bool) -> Ended:
