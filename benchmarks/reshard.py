@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from workers.cluster import PRELOADED, start_method
 
 SHAPE_NAMES = {"7b": "qwen2-7b", "1.5b": "qwen2-1.5b", "tiny": "qwen2-tiny"}
 COLUMNS = (
@@ -90,25 +92,29 @@ def job_of(options: argparse.Namespace, tp_size: int, folder: str) -> dict[str, 
 
 def run_ranks(job: dict[str, Any], num_ranks: int) -> None:
     """Start the ranks and wait; when one fails the others are ended, and this exits with its code."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.reshard_rank", json.dumps(job)]
-    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(num_ranks)]
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context(start_method(job["device"]))
+    ranks = [context.Process(target=run_rank, args=(job, rank)) for rank in range(num_ranks)]
     try:
-        waiting = list(ranks)
-        while waiting:
-            try:
-                code = waiting[0].wait(0.5)
-            except subprocess.TimeoutExpired:
-                code = next((rank.returncode for rank in ranks if rank.poll()), 0)
-                if not code:
-                    continue
-            if code:
+        for rank in ranks:
+            rank.start()
+        while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
+            wait(running)
+            if code := next((rank.exitcode for rank in ranks if rank.exitcode), None):
                 raise SystemExit(f"a rank ended with exit code {code}")
-            waiting.pop(0)
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
+            if rank.pid is not None:
+                rank.kill()
+                rank.join()
+
+
+def run_rank(job: dict[str, Any], rank: int) -> None:
+    """In the rank's process; torch is imported here."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from benchmarks.reshard_rank import Job, run
+
+    run(Job(**job), rank)
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

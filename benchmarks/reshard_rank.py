@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,8 +91,8 @@ class Bench:
             tensor.fill_(-1)
 
 
-def main() -> None:
-    job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
+def run(job: Job, rank: int) -> None:
+    """All of the job's measurements; the first rank writes them into the job's folder."""
     device = torch.device("cuda", rank) if job.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
     if job.launch_mib is not None:
@@ -226,7 +225,3 @@ def summary(timing: Timing) -> Row:
         "all_seconds": list(timing.seconds),
         "extra_mib": timing.extra_bytes / MIB,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -44,12 +44,22 @@ def exclusive(run: Location, *, on_loss: Callable[[str], None] | None = None) ->
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StorageError(f"{run} is being run by another process; wait for it, or stop it") from error
+            raise _held_elsewhere(run) from error
         if isinstance(run, ObjectPath):
             with _leased(run / LOCK, _holder(local), on_loss or logger.error):
                 yield
         else:
             yield
+
+
+def refuse_running(run: Location) -> None:
+    """Raises StorageError when a process of this machine holds the run, as `exclusive` does."""
+    if _is_locked(local_side(run)):
+        raise _held_elsewhere(run)
+
+
+def _held_elsewhere(run: Location) -> StorageError:
+    return StorageError(f"{run} is being run by another process; wait for it, or stop it")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from flows.cli import main
+from flows.prefect_server import LocalPrefectServer
 from storage.rollout_store import RolloutStore
 from tests.models import tiny_model_dir
 
@@ -59,22 +60,17 @@ def wait_for_iteration(runs: Path, process: subprocess.Popen[str], iteration: in
     raise AssertionError(f"iteration {iteration} was not committed; exit code {process.poll()}")
 
 
-def finished(folder: Path, *args: str) -> Any:
-    done = subprocess.run(
-        command(*args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 def document_of(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
-    """The document of a command that starts nothing, run in this process."""
+    """The document of a command that is run in this process."""
     assert main([*args, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_a_run_is_stopped_gone_on_with_and_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prefect_server: LocalPrefectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = write_grpo(tmp_path)
     process = subprocess.Popen(
@@ -89,7 +85,7 @@ def test_a_run_is_stopped_gone_on_with_and_exported(
     monkeypatch.chdir(tmp_path)
     before = document_of(capsys, "rollouts", "show", "latest", "--iteration", "0")
     total = max(RolloutStore(run / "rollouts").iterations()) + 2
-    resumed = finished(tmp_path, "resume", "latest", "--set", f"training.num_iterations={total}")
+    resumed = document_of(capsys, "resume", "latest", "--set", f"training.num_iterations={total}")
     assert (resumed["status"], Path(resumed["run_dir"])) == ("completed", run)
     listed = document_of(capsys, "rollouts", "ls", "latest")["iterations"]
     assert [entry["iteration"] for entry in listed] == list(range(total))

@@ -44,11 +44,12 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def document(installed: Path, parent: Path) -> dict[str, Any]:
-    """The quickstart from the wheel, outside the repository."""
+    """The quickstart from the wheel, outside the repository, with a Prefect server of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, str(installed / "bin" / "hybridflow"), "quickstart", "--output", "runs", "--json"],
         cwd=parent,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={**inherited, "PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
         timeout=290,

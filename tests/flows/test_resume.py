@@ -1,8 +1,7 @@
-"""Runs killed with SIGKILL, at points drawn by a seed, end with the weights of the uninterrupted run."""
+"""A run of which a worker and then the controller are killed ends with the weights of the uninterrupted run."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,14 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from configs.loader import load_config
 from configs.yaml_text import dump_yaml
 from flows.prefect_server import LocalPrefectServer
+from flows.run import resume, run
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.flows.tiny_runs import final_weights, ppo_config, write_inputs
@@ -29,15 +29,6 @@ COMMAND = [sys.executable, "-P", "-m", "flows.cli"]
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def finish(*args: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [*COMMAND, *args, "--json"], env=environment(), capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +49,32 @@ def config_file(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalP
 def undisturbed(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happens to."""
     parent = tmp_path_factory.mktemp("undisturbed")
-    return Path(finish("run", str(config_file), "--output", str(parent))["run_dir"])
+    return Path(run(load_config(str(config_file), []), parent=parent, quiet=True).run_dir)
 
 
-def killed(config_file: Path, parent: Path, *, after: int, victim: str) -> Path:
-    """Start the run and SIGKILL the controller, or one worker, after so many commits and a moment."""
+def killed(config_file: Path, parent: Path, *, after: int) -> Path:
+    """Start the run; SIGKILL one worker half way to so many commits, and the controller there, a moment later."""
     process = subprocess.Popen(
         [*COMMAND, "run", str(config_file), "--output", str(parent), "--json"],
         env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    run = wait_for_commits(process, parent, after)
+    wait_for_commits(process, parent, after // 2)
+    os.kill(worker_of(process.pid), signal.SIGKILL)
+    struck = wait_for_commits(process, parent, after)
     time.sleep(random.Random(after).uniform(0.0, 0.15))
-    os.kill(worker_of(process.pid) if victim == "worker" else process.pid, signal.SIGKILL)
-    if victim == "worker":
-        assert process.wait(timeout=240) == 0, "a run that loses a worker recovers by itself"
-    else:
-        process.wait(timeout=30)
-    return run
+    process.kill()
+    process.wait(timeout=30)
+    return struck
 
 
 def wait_for_commits(process: subprocess.Popen[bytes], parent: Path, commits: int) -> Path:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "the run ended before it could be killed"
-        for run in parent.glob("tiny-*"):
-            store = RolloutStore(run / "rollouts")
+        for directory in parent.glob("tiny-*"):
+            store = RolloutStore(directory / "rollouts")
             if sum(len(store.stages(i)) for i in store.iterations()) >= commits:
-                return run
+                return directory
         time.sleep(0.02)
     raise AssertionError(f"fewer than {commits} commits in time")
 
@@ -116,20 +106,17 @@ def moments() -> list[object]:
 
 
 @pytest.mark.parametrize("after", moments())
-def test_a_killed_controller_is_gone_on_with(after: int, config_file: Path, undisturbed: Path, tmp_path: Path) -> None:
-    run = killed(config_file, tmp_path / "runs", after=after, victim="controller")
-    before = generated_at(run)
-    finish("resume", str(run))
-    assert {i: t for i, t in generated_at(run).items() if i in before} == before, "a committed generation was repeated"
-    assert_same_weights(run, undisturbed, tmp_path)
-    rewards = [RolloutStore(r / "rollouts").read(ITERATIONS - 1)["reward"].tolist() for r in (run, undisturbed)]
+def test_a_killed_worker_and_a_killed_controller_change_nothing(
+    after: int, config_file: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    struck = killed(config_file, tmp_path / "runs", after=after)
+    assert "recovery 1" in (RunDirectory.open(struck).logs / "controller.log").read_text()
+    before = generated_at(struck)
+    assert resume(struck, quiet=True).status == "completed"
+    assert {i: t for i, t in generated_at(struck).items() if i in before} == before, "a generation was repeated"
+    assert_same_weights(struck, undisturbed, tmp_path)
+    rewards = [RolloutStore(r / "rollouts").read(ITERATIONS - 1)["reward"].tolist() for r in (struck, undisturbed)]
     assert rewards[0] == rewards[1]
-
-
-def test_a_killed_worker_costs_no_generation(config_file: Path, undisturbed: Path, tmp_path: Path) -> None:
-    run = killed(config_file, tmp_path / "runs", after=13, victim="worker")
-    assert_same_weights(run, undisturbed, tmp_path)
-    assert "recovery 1" in (RunDirectory.open(run).logs / "controller.log").read_text()
 
 
 def test_a_second_process_cannot_run_the_same_directory(undisturbed: Path) -> None:
