@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from workers.cluster import PRELOADED, start_method
+from workers.fork_server import PRELOADED, start_method
 
 SHAPE_NAMES = {"7b": "qwen2-7b", "1.5b": "qwen2-1.5b", "tiny": "qwen2-tiny"}
 COLUMNS = (

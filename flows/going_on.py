@@ -9,6 +9,7 @@ from flows.changes import changed, stated, where_it_is
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.run_directory import RunDirectory
+from storage.run_lock import refuse_running
 
 
 def config_to_resume(directory: RunDirectory, overrides: Sequence[str]) -> RunConfig | None:
@@ -18,5 +19,6 @@ def config_to_resume(directory: RunDirectory, overrides: Sequence[str]) -> RunCo
     newest = CheckpointStore(directory.checkpoints).latest()
     if newest is not None and newest.step >= config.training.num_iterations:
         return None
+    refuse_running(directory.path)
     check(config, source=file, stated=stated(before, overrides, file=file))
     return config

@@ -28,7 +28,6 @@ from storage.evaluation_results import evaluations_of, first_and_last
 from storage.locations import Location, local_side, location
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
-from storage.run_lock import refuse_running
 from workers.attach import check_workers
 from workers.cluster import dask_client
 from workers.envelope import RankError
@@ -189,7 +188,6 @@ def finished(directory: RunDirectory) -> RunSummary:
 def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunSummary:
     """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
-    refuse_running(directory.path)
     config = config_to_resume(directory, overrides)
     return finished(directory) if config is None else go_on(directory, config, quiet=quiet)
 

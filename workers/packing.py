@@ -189,9 +189,9 @@ def _same_prompt(rollouts: Rollouts, prompts: Array, first: int, second: int) ->
     length = int(prompts[first])
     if length == 0 or length != prompts[second]:
         return False
-    if length >= min(rollouts.lengths[first], rollouts.lengths[second]):
-        return False
     ids, offsets = rollouts["token_ids"], rollouts.offsets
+    if length >= min(offsets[row + 1] - offsets[row] for row in (first, second)):
+        return False
     return bool(
         np.array_equal(ids[offsets[first] : offsets[first] + length], ids[offsets[second] : offsets[second] + length])
     )
