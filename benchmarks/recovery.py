@@ -4,7 +4,7 @@ Two ranks on the CPU, a random 2-layer model; the faults of tests/faults, each a
 process in the middle of a stage. A killed controller is noticed by whoever starts the run again, which this does
 at once: its time is that of `hybridflow resume`, from the start of the process to the stage that was cut off.
 
-    python -m benchmarks.recovery --output recovery.json
+    python -m benchmarks.recovery --output recovery.json --page docs/results.md
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import machine, write_into
 from flows.prefect_server import LocalPrefectServer, client_settings
 from tests.faults.cases import CALL_TIMEOUT_S, CASES, STAGES, Case
 from tests.faults.strike import Struck, strike_all
@@ -86,6 +87,12 @@ def missed(measured: Mapping[str, Any]) -> bool:
     return bool(measured["running_again_s"] > measured["goal_s"] or measured["generations_repeated"] > 0)
 
 
+def verdict(rows: Sequence[Mapping[str, Any]], failed: Iterable[str], seconds: float) -> str:
+    """Which goals were missed, and where and how long all of it ran."""
+    lost = ", ".join([*(f"{row['fault']}-{row['stage']}" for row in rows if missed(row)), *failed])
+    return f"Goals missed: {lost or 'none'}; the command ran for {seconds:.0f} s on {machine()}."
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown."""
     lines = [[title for _, title in COLUMNS], ["---"] * len(COLUMNS)]
@@ -120,10 +127,14 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=list(GOALS_S), choices=list(GOALS_S))
     parser.add_argument("--stages", nargs="*", default=list(STAGES), choices=STAGES)
     parser.add_argument("--output", default=None)
+    parser.add_argument("--page", type=Path, default=None, help="write the table into this page (docs/results.md)")
     args = parser.parse_args()
+    started = time.perf_counter()
     rows, failed = measure([case for case in CASES if case.fault in args.faults and case.stage in args.stages])
-    print(table(rows))
-    print("goals missed:", ", ".join(f"{r['fault']}-{r['stage']}" for r in rows if missed(r)) or "none")
+    text = f"{table(rows)}\n\n{verdict(rows, failed, time.perf_counter() - started)}"
+    print(text)
+    if args.page:
+        write_into(args.page, "recovery", text)
     if args.output:
         Path(args.output).write_text(json.dumps({"call_timeout_s": CALL_TIMEOUT_S, "rows": rows}, indent=1))
     for name, error in failed.items():

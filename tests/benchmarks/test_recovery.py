@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.recovery import missed, row, table
+from benchmarks.recovery import missed, row, table, verdict
 from flows.run import RunSummary
 from tests.faults.cases import CALL_TIMEOUT_S, Case
 from tests.faults.strike import Struck
@@ -54,3 +54,6 @@ def test_what_is_slower_than_its_goal_or_repeats_a_generation_is_missed() -> Non
     lines = table([slow, twice]).splitlines()
     assert lines[2] == "| hang | prepare | 0.2 | 18.2 | 18.0 | 1 | 1 | 0 |"
     assert len({line.count("|") for line in lines}) == 1
+    said = verdict([slow], ["kill-commit"], 61.2)
+    assert said.startswith("Goals missed: hang-prepare, kill-commit; the command ran for 61 s")
+    assert verdict([], [], 1).startswith("Goals missed: none;")

@@ -1,21 +1,16 @@
-"""The table of the matrix: printed at the end, and with --faults-table written into a page.
-
-The page has the table between the lines `<!-- faults -->` and `<!-- end of faults -->`.
-"""
+"""The table of the matrix, which --faults-table prints and writes into a page."""
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.page import machine, write_into
 from tests.faults.cases import CASES, STAGES, Case
 
 STARTED = time.time()
-FIRST, LAST = "<!-- faults -->", "<!-- end of faults -->"
 WHAT = {
     "kill": "a rank killed",
     "hang": "a rank hung",
@@ -42,7 +37,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     text = table(ended, seconds=time.time() - STARTED)
     terminalreporter.write_line(text)
-    Path(page).write_text(replaced(Path(page).read_text(encoding="utf-8"), text), encoding="utf-8")
+    write_into(Path(page), "faults", text)
 
 
 def outcomes(reporter: pytest.TerminalReporter) -> dict[str, bool]:
@@ -60,8 +55,7 @@ def table(ended: dict[str, bool], *, seconds: float) -> str:
     cases = {case.name: case for case in CASES}
     rows = [["fault", *STAGES], ["---"] * (1 + len(STAGES))]
     rows += [[what, *(_cell(fault, stage, ended, cases) for stage in STAGES)] for fault, what in WHAT.items()]
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), load average {os.getloadavg()[0]:.1f} at the end"
-    said = f"{sum(ended.values())} of {len(CASES)} cases passed in {seconds:.0f} s, {machine}:"
+    said = f"{sum(ended.values())} of {len(CASES)} cases passed in {seconds:.0f} s, {machine()}:"
     return "\n".join([said, "", *("| " + " | ".join(row) + " |" for row in rows)])
 
 
@@ -70,12 +64,3 @@ def _cell(fault: str, stage: str, ended: dict[str, bool], cases: dict[str, Case]
     if name not in cases:
         return ""
     return {True: "yes", False: "**no**", None: "not run"}[ended.get(name)]
-
-
-def replaced(page: str, text: str) -> str:
-    """The page with another table. Raises ValueError where its place is not marked."""
-    before, _, rest = page.partition(f"{FIRST}\n")
-    _, found, after = rest.partition(f"{LAST}\n")
-    if not found:
-        raise ValueError(f"no place for the table: the page needs the lines {FIRST} and {LAST}")
-    return f"{before}{FIRST}\n\n{text}\n\n{LAST}\n{after}"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import replaced
 from tests.faults.cases import CASES
-from tests.faults.conftest import WHAT, replaced, table
+from tests.faults.conftest import WHAT, table
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 
@@ -23,9 +24,10 @@ def test_it_says_of_every_case_whether_it_passed() -> None:
 
 def test_it_replaces_the_one_of_the_results() -> None:
     page = RESULTS.read_text(encoding="utf-8")
-    once = replaced(page, "first")
-    twice = replaced(once, "second")
+    assert "recovery-table" in replaced(page, "recovery", "recovery-table")
+    once = replaced(page, "faults", "first")
+    twice = replaced(once, "faults", "second")
     assert "\n\nsecond\n\n" in twice and "first" not in twice.partition("<!-- faults -->")[2].partition("<!--")[0]
-    assert replaced(twice, "first") == once and "| a rank killed |" not in once
+    assert replaced(twice, "faults", "first") == once and "| a rank killed |" not in once
     with pytest.raises(ValueError, match="no place for the table"):
-        replaced("# Another page\n", "first")
+        replaced("# Another page\n", "faults", "first")
