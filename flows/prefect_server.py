@@ -202,6 +202,9 @@ class LocalPrefectServer:
             if address is not None and not has_users(self.home):
                 withdraw_address(self.home)
                 self._stop(address.pid)
+            elif address is None and self._process is not None:  # hangs before anybody could have joined it
+                self._process.kill()
+                self._process.wait()
         self._lease = self._address = self._process = None
 
     def _stop(self, pid: int) -> None:

@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager, contextmanager
 
 import dask
 import distributed.utils
-from distributed import Client, LocalCluster, Nanny
+from distributed import Client, Nanny
 
 from configs.schema import RunConfig
 from workers import fork_server
 from workers.attach import attached
+from workers.local_cluster import local_cluster
 from workers.places import RESOURCE
 from workers.tls import security
 
@@ -63,24 +64,19 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     with dask.config.set(settings), _environment_kept() as restore_environment:
         distributed.utils._forkserver_preload_set = True  # what Dask would import first takes a second here, too
         fork_server.start(config)
-        async with (
-            LocalCluster(
-                n_workers=num_workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=0,
-                host=cluster.host,
-                scheduler_port=cluster.port,
-                dashboard_address=cluster.dashboard or NO_DASHBOARD,
-                scheduler_kwargs={"dashboard": cluster.dashboard is not None},
-                protocol="tcp://" if found is None else "tls://",
-                security=found,
-                resources={RESOURCE: 1},
-                asynchronous=True,
-            ) as local,
-            Client(local, asynchronous=True, set_as_default=True) as client,
-        ):
-            await client.wait_for_workers(num_workers, timeout=config.cluster.start_timeout_s)
+        async with local_cluster(
+            num_workers,
+            timeout_s=cluster.start_timeout_s,
+            threads_per_worker=1,
+            memory_limit=0,
+            host=cluster.host,
+            scheduler_port=cluster.port,
+            dashboard_address=cluster.dashboard or NO_DASHBOARD,
+            scheduler_kwargs={"dashboard": cluster.dashboard is not None},
+            protocol="tcp://" if found is None else "tls://",
+            security=found,
+            resources={RESOURCE: 1},
+        ) as client:
             restore_environment()
             yield client
 
