@@ -52,6 +52,14 @@ def machine_warnings(config: RunConfig) -> Iterator[str]:
         )
 
 
+def is_on_cpu(config: RunConfig) -> bool:
+    """Whether this machine, without a GPU that torch could use, runs the ranks; False too where that is not known."""
+    if config.resources.device == "cpu":
+        return True
+    here = config.resources.device == "auto" and config.cluster.scheduler is None
+    return here and _no_gpu_reason(num_gpus()) is not None
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

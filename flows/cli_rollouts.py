@@ -108,14 +108,24 @@ def stats(
 @rollouts_app.command("diff")
 def diff(
     run: Run,
-    first: Annotated[str, typer.Option("--first", metavar="N", help="An iteration.")] = "0",
-    second: Annotated[str, typer.Option("--second", metavar="N", help="Another one; -1 is the last.")] = "-1",
+    first: Annotated[
+        str | None,
+        typer.Option(
+            "--first", metavar="N", help="An iteration; of those that share prompts with the second, the earliest."
+        ),
+    ] = None,
+    second: Annotated[
+        str | None,
+        typer.Option(
+            "--second", metavar="N", help="Another one; -1 is the last. The last that has a first if not given."
+        ),
+    ] = None,
     other: Annotated[str | None, typer.Option("--other", metavar="RUN", help="The second one is of this run.")] = None,
     prompt_id: Annotated[int | None, typer.Option("--prompt-id", help="This prompt's samples side by side.")] = None,
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Compare two iterations on the prompts that both have."""
+    """Compare two iterations on the prompts that both have: those furthest apart that share the most, unless told."""
     from flows.commands.rollout_diff import diff as command
 
     finish(

@@ -26,11 +26,12 @@ from flows.stage_tasks import CONTROLLERS, checkpoint_task
 from flows.stage_watch import StageWatch
 from pipeline.algorithms import get_algorithm
 from pipeline.coefficients import Coefficients
+from pipeline.going_on import goes_on
 from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_sizes
 from pipeline.stages import RolloutsHandle, StageOutcome
-from pipeline.trace import calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
+from pipeline.trace import TracedCall, calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
 from storage.executions import append_execution, next_execution, read_executions
@@ -84,6 +85,7 @@ class RunExecution:
             self.checkpoints, asynchronous=config.checkpoint.asynchronous, committed=self._retain_rollouts
         )
         self.replays = False
+        self.calls: list[TracedCall] = []
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
         execution = len(read_executions(directory.path)) + 1
         self.committer = Committer(RolloutStore(directory.rollouts), execution=execution)
@@ -116,7 +118,7 @@ class RunExecution:
             self.ended.set()
 
     async def _execute(self) -> RunResult:
-        calls = await trace_async(self.config)
+        calls = self.calls = await trace_async(self.config)
         self.replays = any(REPLAY in call.stage for call in calls)
         ranks = Ranks(
             client=self.client,
@@ -166,6 +168,7 @@ class RunExecution:
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
         controller = await self._restore(ranks, per_pool)
+        self._say_where_it_goes_on()
         try:
             await run_iterations(
                 lambda i: self._iteration(controller, i),
@@ -229,6 +232,13 @@ class RunExecution:
         )
         append_execution(path, execution)
         self.committer.execution, self.pools = execution.number, pools
+
+    def _say_where_it_goes_on(self) -> None:
+        """Once, of a run that was started before; a recovery inside the execution has its own sentence."""
+        store = self.committer.store
+        stored = {} if self.recoveries.any else {i: set(store.stages(i)) for i in store.names() if i >= self.done}
+        if stored or (self.done and not self.recoveries.any):
+            self.view.note(goes_on(self.calls, stored, step=self.done, total=self.config.training.num_iterations))
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()

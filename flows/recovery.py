@@ -53,6 +53,11 @@ class Recoveries:
         self._without_progress, self._last_step = 0, -1
         self.past: list[Recovery] = []
 
+    @property
+    def any(self) -> bool:
+        """Whether ranks were lost in this execution."""
+        return self._current is not None or bool(self.past)
+
     def begin(self, error: RankError, *, step: int) -> None:
         """A rebuild for this error, from the checkpoint `step`; raises the error where its class is not
         retried, or after MAX_RECOVERIES without a new checkpoint."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from distributed import Client
 
 from configs.errors import UserError
+from configs.machine_checks import is_on_cpu
 from configs.schema import RunConfig
 from flows.live_view import LiveView
 from flows.replay_execution import Place, ReplayExecution, Scratch, make_scratch, stored_target
@@ -129,7 +130,7 @@ class Replayer:
         weights: Weights | None,
     ) -> Replay:
         notes = list(plan.notes)
-        if config.resources.device != "cpu" and not config.deterministic:
+        if not config.deterministic and not is_on_cpu(config):
             notes.append("without `deterministic: true` a GPU does not promise the same bits")
         return Replay(
             run=str(self.run.path),

@@ -67,7 +67,12 @@ class Session:
     async def run(self, config: RunConfig) -> RunSummary:
         """Run a configuration to its end, or to the user's stop."""
         directory = create_run(config, self.parent)
-        return await self._execute(directory, directory.config())
+        try:
+            return await self._execute(directory, directory.config(), is_new=True)
+        except UserError:  # its line says all; nobody wants to resume a run that could not begin
+            if directory.holds_nothing():
+                directory.discard()
+            raise
 
     async def resume(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
         """Go on with a run at its first uncommitted stage; what changed is kept once the run has gone well."""
@@ -76,7 +81,7 @@ class Session:
             directory.save_config(config)
         return summary
 
-    async def _execute(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
+    async def _execute(self, directory: RunDirectory, config: RunConfig, *, is_new: bool = False) -> RunSummary:
         from flows.alignment import run_flow
 
         with (
@@ -100,7 +105,9 @@ class Session:
             except Exception as error:
                 details = error.details if isinstance(error, RankError) else ""
                 logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
-                error.add_note(f"log: {log}")
+                is_empty = is_new and directory.holds_nothing()
+                if not (is_empty and isinstance(error, UserError)):  # that one removes the directory
+                    error.add_note(f"{'nothing was computed yet; ' * is_empty}log: {log}")
                 raise
         return RunSummary(
             run_dir=str(directory.path),

@@ -92,7 +92,12 @@ def estimate(values: Array, *, seed: int = 0) -> Estimate:
     return Estimate(mean=mean, low=low, high=high)
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
+def num_right(margins: Array) -> float:
+    """Sum of 1 for each margin above 0 and a half for each of 0, as `pipeline.losses.base.rightness`; float [N]."""
+    return float(np.heaviside(margins, 0.5).sum())
+
+
+def wilson(successes: float, trials: int) -> tuple[float, float]:
     """95 % score interval of a proportion."""
     share, squared = successes / trials, Z95 * Z95 / trials
     centre = (share + squared / 2) / (1 + squared)

@@ -40,6 +40,8 @@ BLOCK_BYTES = 8 * 1024 * 1024
 CHECKSUM_THREADS = 4
 
 logger = logging.getLogger(__name__)
+_said: set[str] = set()
+"""Damage that this process has warned of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class CheckpointStore:
             try:
                 manifest = _read_manifest(path)
             except StorageError as error:
-                logger.warning("checkpoint passed over: %s", error)
+                _passed_over(error)
                 continue
             files = {name: (entry["bytes"], entry["crc32c"]) for name, entry in manifest["files"].items()}
             found.append(Checkpoint(step=manifest["step"], path=path, state=manifest["state"], files=files))
@@ -114,7 +116,7 @@ class CheckpointStore:
             try:
                 self.verify(checkpoint)
             except StorageError as error:
-                logger.warning("checkpoint passed over: %s", error)
+                _passed_over(error)
                 continue
             return checkpoint
         return None
@@ -202,6 +204,13 @@ class CheckpointStore:
             remove_tree(doomed)
             os.rename(path, doomed)
             remove_tree(doomed)
+
+
+def _passed_over(error: StorageError) -> None:
+    """A warning the first time in a process; a run asks for its newest checkpoint more than once."""
+    text = str(error)
+    logger.log(logging.INFO if text in _said else logging.WARNING, "checkpoint passed over: %s", text)
+    _said.add(text)
 
 
 def metric_value(checkpoint: Checkpoint) -> float | None:

@@ -80,6 +80,25 @@ class RunDirectory:
         with writing(self.path):
             atomic_write(self.config_json, _sealed(config))
 
+    def holds_nothing(self) -> bool:
+        """Nothing was computed in it yet: no rollouts, checkpoint, evaluation or metrics."""
+        computed = (self.rollouts, self.checkpoints, self.path / "evaluations")
+        return not self.metrics.exists() and not any(is_there(path) and any(path.iterdir()) for path in computed)
+
+    def discard(self) -> None:
+        """Remove the run, logs included; `latest` is again the run that was started before it."""
+        latest = self.path.parent / LATEST
+        with writing(self.path):
+            is_latest = pointed_to(latest).resolve() == self.path
+            remove_tree(self.path)
+            remove_tree(local_side(self.path))
+            if not is_latest:
+                return
+            remove_tree(latest)
+            before = [run for run in self.runs(self.path.parent) if not _is_evaluation(run.config_json)]
+            if before:
+                _point_latest(before[-1].path)
+
     def locked(self, on_loss: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
         """One process at a time runs a run directory (`storage.run_lock`). Raises StorageError when another does."""
         return exclusive(self.path, on_loss=on_loss)
@@ -188,6 +207,10 @@ def _sealed(config: RunConfig) -> str:
     from configs.loader import resolved
 
     return seal(resolved(config), indent=2) + "\n"
+
+
+def _is_evaluation(config_json: Location) -> bool:
+    return '"algorithm": "evaluate"' in config_json.read_text(encoding="utf-8")
 
 
 def _claim(parent: Location, name: str) -> Location:

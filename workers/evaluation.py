@@ -20,7 +20,7 @@ from configs.evaluation import VALIDATION, metric_prefix
 from configs.schema import EvaluationConfig
 from pipeline.balance import partition_by_tokens
 from pipeline.calls import HELD_OUT
-from pipeline.evaluation import estimate, mean_at_n, summary, wilson
+from pipeline.evaluation import estimate, mean_at_n, num_right, summary, wilson
 from pipeline.rollouts import Array, Rollouts, concat
 from storage.evaluations import write_samples
 from workers.generation import generate_rollouts, prompts_of_engine
@@ -156,10 +156,14 @@ def evaluate_pairs(context: RankContext, request: StageRequest) -> dict[str, flo
     rows = partition_by_tokens(batch.lengths, batch["group"], request.num_shards)[request.shard]
     scores = np.asarray(context.model("reward").compute_scores(batch.select(rows)), dtype=np.float64)
     margins = scores[0::2] - scores[1::2]
-    right, margin, count = sum_over_ranks(
-        np.array([(margins > 0).sum(), margins.sum(), margins.size], float), context.group
-    )
-    low, high = wilson(int(right), int(count))
+    return pair_metrics(context, margins)
+
+
+def pair_metrics(context: RankContext, margins: Array) -> dict[str, float]:
+    """Accuracy (a tie counts half) with Wilson's 95 % interval, and mean margin, over all ranks' pairs (collective)."""
+    mine = np.array([num_right(margins), margins.sum(), margins.size], float)
+    right, margin, count = sum_over_ranks(mine, context.group)
+    low, high = wilson(right, int(count))
     return {
         "eval/accuracy": right / count,
         "eval/accuracy_low": low,

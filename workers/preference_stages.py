@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.balance import partition_by_tokens
-from pipeline.evaluation import wilson
+from pipeline.evaluation import num_right
 from pipeline.rollouts import Array, Rollouts, sequence_ids
-from workers.evaluation import sum_over_ranks
+from workers.evaluation import pair_metrics, sum_over_ranks
 from workers.rank_context import RankContext
 from workers.stage_methods import check_version, load_rows, shard_of
 from workers.stage_output import StageOutput
@@ -59,7 +59,7 @@ def evaluate_costs(context: RankContext, request: StageRequest) -> StageOutput:
     batch = source.rollouts(np.arange(len(source)))
     mine = batch.select(shard_of(batch, request))
     costs = context.model("cost").compute_scores(mine).astype(np.float64)
-    right = np.array([((1 - 2.0 * mine["is_safe"]) * costs > 0).sum(), costs.size], float)
+    right = np.array([num_right((1 - 2.0 * mine["is_safe"]) * costs), costs.size], float)
     signs, rows = sum_over_ranks(right, context.group)
     metrics = pair_metrics(context, costs[1::2] - costs[0::2])
     return StageOutput(metrics={**metrics, "eval/sign_accuracy": signs / rows})
@@ -84,17 +84,3 @@ def own_nll(context: RankContext, mine: Rollouts) -> Array:
     log_probs = context.model("actor").compute_log_prob(mine, with_entropy=False)["log_probs"]
     mask = mine["response_mask"] > 0
     return np.array([-log_probs[mask].astype(np.float64).sum(), mask.sum()], float)
-
-
-def pair_metrics(context: RankContext, margins: Array) -> dict[str, float]:
-    """Accuracy with Wilson's 95 % interval, and mean margin, over all ranks' pairs (collective)."""
-    mine = np.array([(margins > 0).sum(), margins.sum(), margins.size], float)
-    right, margin, count = sum_over_ranks(mine, context.group)
-    low, high = wilson(int(right), int(count))
-    return {
-        "eval/accuracy": right / count,
-        "eval/accuracy_low": low,
-        "eval/accuracy_high": high,
-        "eval/margin": margin / count,
-        "eval/pairs": count,
-    }

@@ -14,6 +14,7 @@ from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from storage.samples import Samples, chosen_iterations, known_columns, load_samples
+from storage.shared_prompts import likest_pair, prompts_by_iteration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,12 +24,24 @@ READ = ("prompt_id", "prompt_text", "text", "reward")
 
 
 def diff(
-    name_or_path: str, runs: Location | str, *, first: str, second: str, other: str | None, prompt_id: int | None
+    name_or_path: str,
+    runs: Location | str,
+    *,
+    first: str | None,
+    second: str | None,
+    other: str | None,
+    prompt_id: int | None,
 ) -> Answer:
-    """Mean reward and length of every prompt that both iterations have; or one prompt's samples side by side."""
+    """Mean reward and length of every prompt that both iterations have; or one prompt's samples side by side.
+
+    first, second: None: the pair that shares the most prompts, of those the one whose iterations are furthest apart.
+    """
     run = RunDirectory.resolve(name_or_path, runs)
-    before = _load(run, first, "--first")
-    after = _load(RunDirectory.resolve(other, runs) if other else run, second, "--second")
+    of_second = RunDirectory.resolve(other, runs) if other else run
+    chosen = first is None or second is None
+    if chosen:
+        first, second = _chosen_pair(run, of_second, first, second, prompt_id)
+    before, after = _load(run, str(first), "--first"), _load(of_second, str(second), "--second")
     shared = np.intersect1d(before.sample("prompt_id"), after.sample("prompt_id"))
     if prompt_id is not None:
         if prompt_id not in shared:
@@ -39,11 +52,32 @@ def diff(
     document = {
         "first": before.iteration,
         "second": after.iteration,
+        "chosen": chosen,
+        "overall": {"first": _means(before), "second": _means(after)},
         "only_first": len(np.setdiff1d(before.sample("prompt_id"), after.sample("prompt_id"))),
         "only_second": len(np.setdiff1d(after.sample("prompt_id"), before.sample("prompt_id"))),
         "prompts": prompts,
     }
     return Answer(document=finite(document), show=lambda console: _show(console, document, prompt_id is not None))
+
+
+def _chosen_pair(
+    run: RunDirectory, of_second: RunDirectory, first: str | None, second: str | None, prompt_id: int | None
+) -> tuple[str, str]:
+    """The iterations to compare where not both are named; the outermost where none share a prompt."""
+    firsts = _prompts(run, first, "--first")
+    seconds = firsts if of_second == run and first == second else _prompts(of_second, second, "--second")
+    best = likest_pair(firsts, seconds, same_run=of_second == run, prompt_id=prompt_id)
+    if best is None and prompt_id is not None:
+        raise UserError(f"--prompt-id {prompt_id}: no two iterations of {run.path} have it; compare with --other RUN")
+    best = best or (min(firsts), max(seconds))
+    return str(best[0]), str(best[1])
+
+
+def _prompts(run: RunDirectory, iteration: str | None, option: str) -> dict[int, frozenset[int]]:
+    """Prompts of each iteration, or of the one that is named."""
+    store = RolloutStore(run.rollouts)
+    return prompts_by_iteration(store, chosen_iterations(iteration, store.names(), option=option))
 
 
 def _load(run: RunDirectory, iteration: str, option: str) -> Samples:
@@ -71,7 +105,7 @@ def _compare(before: Samples, after: Samples, prompt: int, *, texts: bool) -> di
 
 def _side(samples: Samples, prompt: int, *, texts: bool) -> dict[str, Any]:
     rows = np.flatnonzero(samples.sample("prompt_id") == prompt)
-    means = {name: _mean(samples.sample(name)[rows]) if name in samples.known else None for name in COMPARED}
+    means = _means(samples, rows)
     prompt_text = str(samples.sample("prompt_text")[rows[0]]) if "prompt_text" in samples.known else ""
     side: dict[str, Any] = {"samples": len(rows), "mean": means, "prompt_text": prompt_text}
     if texts:
@@ -80,6 +114,10 @@ def _side(samples: Samples, prompt: int, *, texts: bool) -> dict[str, Any]:
             for row in rows
         ]
     return side
+
+
+def _means(samples: Samples, rows: Array | slice = slice(None)) -> dict[str, float | None]:
+    return {name: _mean(samples.sample(name)[rows]) if name in samples.known else None for name in COMPARED}
 
 
 def _mean(values: Array) -> float | None:
@@ -97,6 +135,32 @@ def _show(console: Console, document: dict[str, Any], texts: bool) -> None:
         columns = [side + [""] * (length - len(side)) for side in sides]
         print_table(console, (first, second), list(zip(*columns, strict=True)))
         return
+    _show_overall(console, document, first, second)
+    if document["prompts"]:
+        _show_prompts(console, document, first, second)
+
+
+def _show_overall(console: Console, document: dict[str, Any], first: str, second: str) -> None:
+    changes = [
+        f"mean {name} {number(document['overall']['first'][name])} -> {number(document['overall']['second'][name])}"
+        for name in COMPARED
+    ]
+    console.print(f"{first} -> {second}, all samples: {', '.join(changes)}", markup=False)
+    if not document["prompts"]:
+        console.print(
+            "no prompt is in both: as long as a run has not taken every row of its data, none comes twice; "
+            "--other RUN compares with another run",
+            markup=False,
+        )
+    elif document["chosen"]:
+        console.print(
+            "(chosen since they share the most prompts, and lie furthest apart of those that do; --first and --second "
+            "choose others)",
+            markup=False,
+        )
+
+
+def _show_prompts(console: Console, document: dict[str, Any], first: str, second: str) -> None:
     rows = [
         (
             str(prompt["prompt_id"]),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from storage.where import parse_where
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+WIDTH = 100
+"""Columns that a list keeps within, unless texts of the run need more."""
 
 
 def ls(name_or_path: str, runs: Location | str) -> Answer:
@@ -71,17 +76,23 @@ def _show_iterations(console: Console, run: RunDirectory, iterations: list[dict[
     if not iterations:
         console.print(f"{run.path}: no committed rollouts yet", markup=False)
         return
+    stages = list(dict.fromkeys(stage for i in iterations for stage in i["stages"]))
     rows = [
-        (
-            str(i["iteration"]),
-            str(i["rows"]),
-            str(i["tokens"]),
-            number(i["mean_reward"]),
-            ", ".join(i["stages"]),
-        )
+        (str(i["iteration"]), str(i["rows"]), str(i["tokens"]), number(i["mean_reward"]), _committed(i, stages))
         for i in iterations
     ]
     print_table(console, ("iteration", "rows", "tokens", "mean reward", "committed stages"), rows, num_right=4)
+    named = (f"{place} {name}" for place, name in enumerate(stages, start=1))
+    console.print(fill(f"stages: {', '.join(named)}", WIDTH, subsequent_indent="  "), markup=False, soft_wrap=True)
+
+
+def _committed(iteration: dict[str, Any], stages: Sequence[str]) -> str:
+    """`1 to 7`, `1 to 3, 5`: numbers of the iteration's stages among those of the run."""
+    places = sorted(stages.index(name) + 1 for name in iteration["stages"])
+    starts = [place for place in places if place - 1 not in places]
+    ends = [place for place in places if place + 1 not in places]
+    spans = (str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True))
+    return ", ".join(spans)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Look(Protocol):
 
 
 def show_in_full(console: Console, prompts: list[dict[str, Any]], look: Look, texts: TokenTexts) -> None:
-    """Every prompt with its samples. texts: asked only where tokens are coloured."""
+    """Every prompt with its samples. texts: asked only where tokens are shown one by one."""
     for prompt in prompts:
         answer = f"  answer {printable(str(prompt['answer']))}" if prompt.get("answer") else ""
         head = f"prompt {prompt['prompt']}, row {prompt.get('prompt_id', '?')} of the data{answer}"
@@ -48,7 +48,7 @@ def show_in_full(console: Console, prompts: list[dict[str, Any]], look: Look, te
             )
             console.print(body)
             if look.tokens:
-                _show_tokens(console, sample)
+                _show_tokens(console, sample, texts)
 
 
 def _bodies(console: Console, samples: Sequence[Sample], look: Look, texts: TokenTexts) -> list[Text]:
@@ -85,7 +85,9 @@ def mean_of(values: Any) -> float | None:
     return None if values is None or not len(values) else float(np.mean(values))
 
 
-def _show_tokens(console: Console, sample: Sample) -> None:
+def _show_tokens(console: Console, sample: Sample, texts: TokenTexts) -> None:
+    """A row for each token, with its text as Python writes it, so that spaces and line ends are seen."""
     columns = {name: v for name, v in sample.items() if isinstance(v, np.ndarray) and v.ndim == 1}
-    rows = [tuple(number(v[t]) for v in columns.values()) for t in range(len(sample["token_ids"]))]
-    print_table(console, tuple(columns), rows, num_right=len(columns))
+    pieces = list(map(repr, texts.pieces(sample["token_ids"].tolist())))
+    rows = [(str(t), piece, *(number(v[t]) for v in columns.values())) for t, piece in enumerate(pieces)]
+    print_table(console, ("token", "text", *columns), rows, num_right=2 + len(columns), left=("text",))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], *, num_right: int = 0) -> None:
-    """A table whose first `num_right` columns are aligned to the right; text is printed as it is."""
+def print_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    num_right: int = 0,
+    left: Container[str] = (),
+) -> None:
+    """A table whose first `num_right` columns, but for those named in `left`, are aligned to the right; text is printed
+    as it is."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index < num_right else "left", overflow="fold")
+        table.add_column(name, justify="right" if index < num_right and name not in left else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)

@@ -105,6 +105,12 @@ def bounded(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)
 
 
+def rightness(margins: Tensor) -> Tensor:
+    """1 for a margin above 0, 0 below, and a half for none: a model that cannot tell, as a new head's, is no better
+    and no worse than a coin."""
+    return torch.heaviside(margins, margins.new_tensor(0.5))
+
+
 def needed(output: Tensor | None, name: str) -> Tensor:
     """The output; raises ValueError, with its name, where the model did not compute it."""
     if output is None:

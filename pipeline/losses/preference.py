@@ -10,7 +10,17 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from configs.schema import RunConfig
-from pipeline.losses.base import Loss, LossBatch, LossOutput, ModelOutputs, detached, masked, needed, register_loss
+from pipeline.losses.base import (
+    Loss,
+    LossBatch,
+    LossOutput,
+    ModelOutputs,
+    detached,
+    masked,
+    needed,
+    register_loss,
+    rightness,
+)
 from pipeline.losses.supervised import bradley_terry
 
 PAIR_LOSSES: set[Loss] = {bradley_terry}
@@ -43,7 +53,7 @@ def dpo(outputs: ModelOutputs, batch: LossBatch, config: RunConfig) -> LossOutpu
         smoothing, scaled = preference.label_smoothing, preference.beta * gap
         loss = (1 - smoothing) * softplus(-scaled) + smoothing * softplus(scaled)
     metrics = {
-        "accuracy": (gap > 0).to(gap.dtype),
+        "accuracy": rightness(gap),
         "margin": preference.beta * gap,
         "chosen_reward": preference.beta * chosen,
         "rejected_reward": preference.beta * rejected,
@@ -65,9 +75,9 @@ def cost_preference(outputs: ModelOutputs, batch: LossBatch, config: RunConfig) 
     signs = 1 - 2 * batch.row_column("is_safe").to(scores.dtype)
     margin = worse - safer
     metrics = {
-        "accuracy": _rows((margin > 0).to(scores.dtype)),
+        "accuracy": _rows(rightness(margin)),
         "margin": _rows(margin),
-        "sign_accuracy": 0.5 * (signs * scores > 0).to(scores.dtype),
+        "sign_accuracy": 0.5 * rightness(signs * scores),
     }
     return LossOutput(loss=_rows(softplus(-margin)) + softplus(-signs * scores), metrics=detached(metrics))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import RunConfig
-from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, detached, masked, needed, register_loss
+from pipeline.losses.base import LossBatch, LossOutput, ModelOutputs, detached, masked, needed, register_loss, rightness
 
 
 @register_loss("sft")
@@ -29,7 +29,7 @@ def bradley_terry(outputs: ModelOutputs, batch: LossBatch, config: RunConfig) ->
     if len(scores) % 2:
         raise ValueError(f"{len(scores)} rows are no preference pairs; keep the two rows of a pair together")
     margin = scores[0::2] - scores[1::2]
-    metrics = {"accuracy": (margin > 0).to(scores.dtype), "margin": margin}
+    metrics = {"accuracy": rightness(margin), "margin": margin}
     loss = _on_chosen(torch.nn.functional.softplus(-margin))
     return LossOutput(loss=loss, metrics=detached({name: _on_chosen(m) for name, m in metrics.items()}))
 

@@ -411,7 +411,7 @@ def test_counts_of_dynamic_sampling_are_those_of_what_was_drawn(finished: dict[s
 def test_a_gap_above_the_alarm_is_in_the_log(finished: dict[str, RunSummary]) -> None:
     directory = RunDirectory.open(finished["dapo"].run_dir)
     text = "".join(path.read_text(encoding="utf-8") for path in directory.logs.glob("*.log"))
-    assert "iteration 1: the engine's log-probabilities differ" in text and "rollout.gap_alarm 1e-12" in text
+    assert "iteration 0: the engine's log-probabilities differ" in text and "rollout.gap_alarm 1e-12" in text
 
 
 def test_dpo_starts_at_its_reference_and_is_evaluated_on_held_out_pairs(finished: dict[str, RunSummary]) -> None:

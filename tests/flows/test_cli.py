@@ -18,6 +18,7 @@ from configs.loader import resolved
 from configs.reference import json_schema
 from configs.schema import RunConfig
 from flows.cli import app, main
+from storage.rollout_store import RolloutStore
 from tests.configs.trees import write_good
 from tests.flows.stored_run import stored_run
 
@@ -174,8 +175,14 @@ def test_rollouts_ls_lists_committed_stages(tmp_path: Path, capsys: Capture) -> 
     assert (first["iteration"], first["rows"], first["tokens"], first["mean_reward"]) == (0, 4, 19, 0.5)
     assert first["stages"] == ["actor.generate_sequences", "reward.compute_reward", "actor.update_actor"]
     assert document["iterations"][1]["mean_reward"] is None  # a reward that is no number
+    store = RolloutStore(run.rollouts)
+    for number in range(9):
+        store.log_state_stage(1, f"a_model_of_our_own.update_{number}", arguments={}, metrics={})
     assert main(["rollouts", "ls", str(run.path)]) == 0
-    assert "actor.generate_sequences" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[-1] for line in lines if line.lstrip()[:2] in ("0 ", "1 ")] == ["3", "12"], "1 to 3, 1 to 12"
+    assert "actor.generate_sequences" in (text := " ".join(lines)) and "12 a_model_of_our_own.update_8" in text
 
 
 @pytest.mark.parametrize("name", ["good", "latest", "folder"])

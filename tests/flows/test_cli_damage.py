@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from itertools import takewhile
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_no_damage_to_rollouts_gives_a_traceback_or_a_wrong_number(
 def test_damage_to_checkpoints_never_lists_or_exports_what_was_not_saved(
     tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)  # the second time it is no warning
     run, draw = stored_run(tmp_path, iterations=1), random.Random(7)
     listed = answer(["checkpoints", "ls", "RUN"], run, tmp_path / "out", capsys)[1]
     export = ["checkpoints", "export", "RUN", str(tmp_path / "exported"), "--step", "2"]

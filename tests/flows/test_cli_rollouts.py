@@ -71,6 +71,12 @@ def test_diff_compares_the_same_prompts(run: RunDirectory, capsys: Capture) -> N
     assert main(["rollouts", "diff", str(run.path), "--prompt-id", "9"]) == 0
     printed = capsys.readouterr().out
     assert "[bold]2+2=" in printed and "iteration 2" in printed
+    assert main(["rollouts", "diff", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "iteration 0 -> iteration 2, all samples: mean reward 0.5 -> 0.5, mean length 2.25 -> 2.25" in printed
+    assert "2 prompts in both" in printed and "chosen since they share the most prompts" in printed
+    apart = document_of(capsys, "rollouts", "diff", str(run.path), "--first", "2")
+    assert (apart["first"], apart["second"], len(apart["prompts"])) == (2, 2, 2), "no later one: with itself"
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -120,7 +126,8 @@ def test_an_export_takes_columns_rows_and_iterations(run: RunDirectory, tmp_path
         (["stats", "RUN", "-c", "advantages"], "'advantages' has a value for each token"),
         (["stats", "RUN", "--by", "nothing"], "no column 'nothing'"),
         (["diff", "RUN", "--second", "9"], "--second 9: none is stored"),
-        (["diff", "RUN", "--prompt-id", "8"], "--prompt-id 8: not in both iterations; shared are 7, 9"),
+        (["diff", "RUN", "--prompt-id", "8"], "--prompt-id 8: no two iterations of"),
+        (["diff", "RUN", "--first=0", "--second=1", "--prompt-id=8"], "not in both iterations; shared are 7, 9"),
         (["export", "RUN", "a.csv"], "a.csv: the name must end in .parquet or .jsonl"),
         (["export", "RUN", "a.jsonl", "-c", "nothing"], "no column 'nothing'"),
         (["export", "RUN", "/proc/nowhere/a.jsonl"], "cannot write"),
@@ -143,6 +150,27 @@ def test_show_takes_a_filter_colours_and_columns(run: RunDirectory, capsys: Capt
     printed = capsys.readouterr().out
     assert "⟨8⟩⟨9⟩⟨10⟩⟨11⟩" in printed and "\x1b" not in printed  # ids: this run has no tokenizer
     assert "sample 0" in printed.split("\n⟨")[0] and "sample 1" in printed
+
+
+def test_tokens_are_shown_with_their_texts(run: RunDirectory, capsys: Capture) -> None:
+    tokens = {f"{'w' * (number % 3)}\n {number}": number for number in range(30)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(tokens, unk_token="w\n 1"))
+    kept = Path(str(run.path)) / "tokenizer.json"
+    tokenizer.save(str(kept))
+    try:
+        assert main(["rollouts", "show", str(run.path), "-i", "0", "-p", "0", "--tokens"]) == 0
+    finally:
+        kept.unlink()
+    lines = capsys.readouterr().out.splitlines()
+    header = next(line.split() for line in lines if "token_ids" in line)
+    assert header[:3] == ["token", "text", "token_ids"]
+    rows = [line.split("  ") for line in lines if "'" in line]
+    texts = {number: text for text, number in tokens.items()}
+    assert [[cell.strip() for cell in row if cell.strip()][:3] for row in rows] == [
+        [str(t), repr(f"{' ' * (t > 0)}{texts[number]}"), str(number)]
+        for row in ((3, 4), (8, 9, 10, 11))
+        for t, number in enumerate(row)
+    ]
 
 
 def test_colours_follow_the_sign_and_the_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,8 @@ def test_bradley_terry_prefers_the_chosen_row() -> None:
     assert output.loss.tolist() == pytest.approx(expected)
     assert output.metrics["accuracy"].tolist() == [1, 0, 0, 0]
     assert output.metrics["margin"].tolist() == [1.5, 0, -4.0, 0]
+    untrained = get_loss("bradley_terry")(ModelOutputs(scores=_tensor(0.0, 0.0)), _batch([1] * 2), _config())
+    assert untrained.metrics["accuracy"].tolist() == [0.5, 0], "a new head is no worse than a coin"
     output.loss.sum().backward()
     assert scores.grad is not None
     assert scores.grad.tolist() == pytest.approx([-0.1824, 0.1824, -0.9820, 0.9820], abs=1e-4)

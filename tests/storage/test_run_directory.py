@@ -85,3 +85,18 @@ def test_an_evaluation_is_not_the_latest_run(tmp_path: Path) -> None:
     RunDirectory.create(RunConfig(name="run-evaluation", algorithm="evaluate"), tmp_path, now=lambda: at(2))
     assert RunDirectory.resolve("latest", tmp_path).path == trained.path
     assert RunDirectory.resolve("run", tmp_path).path == trained.path
+
+
+def test_a_run_that_holds_nothing_can_go_and_the_one_before_is_the_latest_again(tmp_path: Path) -> None:
+    first, second = create(tmp_path, "a"), create(tmp_path, "b", hour=2)
+    RunDirectory.create(RunConfig(name="e", algorithm="evaluate"), tmp_path, now=lambda: at(3))
+    assert first.holds_nothing() and second.holds_nothing()
+    (first.rollouts / "00000000").mkdir()
+    assert not first.holds_nothing()
+    second.discard()
+    assert not second.path.exists() and RunDirectory.resolve("latest", tmp_path) == first
+    third = create(tmp_path, "c", hour=4)
+    first.discard()
+    assert RunDirectory.resolve("latest", tmp_path) == third, "latest was another one"
+    third.discard()
+    assert not os.path.lexists(tmp_path / "latest")
