@@ -10,11 +10,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import util
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 130
+RELEASE_S = 1.0
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -78,4 +80,13 @@ def _end_now() -> None:
     """Leave without unwinding: a broken collective or a full pipe could hold every `finally` up."""
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR.encode())
+    # On another thread, since the signal may have come while this one holds what that needs.
+    releasing = threading.Thread(target=_release_semaphores, daemon=True)
+    releasing.start()
+    releasing.join(RELEASE_S)
     os._exit(EXIT_INTERRUPTED)
+
+
+def _release_semaphores() -> None:
+    """Those of Dask's nannies have names, which only this process takes away. Below priority 0 threads are joined."""
+    util._run_finalizers(minpriority=0)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ def serve(names: Sequence[str], overrides: Sequence[str]) -> Answer:
     """Serve the configurations' deployments until Ctrl-C or SIGTERM."""
     configs = _checked(names, overrides)
     specs = [spec for config in configs for spec in deployment_specs(config)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while it starts; Prefect's runner has its own
     stack = ExitStack()
     api_url = configured_api_url() or _local_server(stack, configs)
     document = {"api_url": api_url, "deployments": [_described(spec) for spec in specs]}
@@ -47,7 +49,7 @@ def serve(names: Sequence[str], overrides: Sequence[str]) -> Answer:
 
     def show(console: Console) -> None:
         _show(console, specs)
-        console.print(f"serving at {where} (Ctrl-C stops)", markup=False)
+        console.print(f"serving at {where} (Ctrl-C or SIGTERM stops)", markup=False)
 
     return Answer(document=document, show=show, wait=wait)
 

@@ -29,7 +29,7 @@ def ui(runs: Location) -> Answer:
         with stack:
             stop.wait()
 
-    text = f"Prefect UI of {runs}: {server.ui_url} (Ctrl-C stops it)"
+    text = f"Prefect UI of {runs}: {server.ui_url} (Ctrl-C or SIGTERM stops it)"
     return Answer(
         document={"ui_url": server.ui_url, "api_url": server.api_url, "home": home},
         show=lambda console: console.print(text, markup=False),

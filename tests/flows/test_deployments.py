@@ -60,27 +60,33 @@ def write_nightly(folder: Path) -> Path:
 
 
 @contextmanager
-def process(*command: str, cwd: Path, killed: bool = False, **environment: str) -> Iterator[None]:
+def process(*command: str, cwd: Path, killed: bool = False, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the user's folder, ended as a service manager does. killed: at once, when it has nothing to do."""
     ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "ERROR", **environment}
     started = subprocess.Popen(command, cwd=cwd, env={**os.environ, **ours}, stdout=subprocess.DEVNULL)
     try:
-        yield
+        yield started
     finally:
         started.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
         started.wait(60)
 
 
-def worker(folder: Path) -> AbstractContextManager[None]:
+def worker(folder: Path) -> AbstractContextManager[object]:
     """`prefect worker start` as docs/operations.md says it."""
     command = ("-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--limit", "1")
     # Prefect's worker may take more than a minute to end after SIGTERM
     return process(sys.executable, "-P", *command, cwd=folder, killed=True, PREFECT_WORKER_QUERY_SECONDS="1")
 
 
-def served(config: Path) -> AbstractContextManager[None]:
-    """`hybridflow serve`."""
-    return process(sys.executable, "-P", "-m", "flows.cli", "serve", config.name, "--json", cwd=config.parent)
+@contextmanager
+def served(config: Path) -> Iterator[None]:
+    """`hybridflow serve ... &` in a script, which ignores SIGINT; it is to end well with SIGTERM."""
+    ignoring = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    command = (sys.executable, "-P", "-m", "flows.cli", "serve", config.name, "--json")
+    with process(*ignoring, *command, cwd=config.parent) as started:
+        yield
+        started.send_signal(signal.SIGINT)
+    assert started.returncode == 0
 
 
 async def until(what: Any, *, seconds: float) -> Any:

@@ -13,8 +13,9 @@ from flows.signals import EXIT_INTERRUPTED, StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = """
-import asyncio, time
+import asyncio, multiprocessing, time
 from flows.signals import StopRequest
+lock = multiprocessing.get_context("spawn").Lock()  # as Dask's nannies have them
 async def main():
     with StopRequest() as stop:
         print("ready", flush=True)
@@ -58,6 +59,7 @@ def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
     out, err = process.communicate(timeout=10)
     assert process.returncode == EXIT_INTERRUPTED == 130
     assert out == "" and err.splitlines()[1].startswith("SIGTERM again: ending now")
+    assert len(err.splitlines()) == 2, "no word of leaked semaphores"
 
 
 def test_while_nothing_runs_the_first_signal_ends_the_process() -> None:
