@@ -95,7 +95,7 @@ class RunDirectory:
             if not is_latest:
                 return
             remove_tree(latest)
-            before = [run for run in self.runs(self.path.parent) if not _is_evaluation(run.config_json)]
+            before = [run for run in self.runs(self.path.parent) if _may_be_latest(run)]
             if before:
                 _point_latest(before[-1].path)
 
@@ -209,8 +209,10 @@ def _sealed(config: RunConfig) -> str:
     return seal(resolved(config), indent=2) + "\n"
 
 
-def _is_evaluation(config_json: Location) -> bool:
-    return '"algorithm": "evaluate"' in config_json.read_text(encoding="utf-8")
+def _may_be_latest(run: RunDirectory) -> bool:
+    """A folder with a time in its name, since models have a config.json too, and no evaluation."""
+    is_dated = run.name != run.path.name
+    return is_dated and '"algorithm": "evaluate"' not in run.config_json.read_text(encoding="utf-8")
 
 
 def _claim(parent: Location, name: str) -> Location:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from configs.algorithms import with_algorithm_defaults
 from configs.checks import check_config
+from configs.errors import UserError
 from configs.schema import RunConfig
 from flows.cli import main
 from flows.run import RunSummary, session
@@ -67,6 +69,14 @@ def evaluation_only(trained: RunConfig, name: str, reward: str, resources: dict[
     return RunConfig.model_validate({**tree, "evaluation": {**tree["evaluation"], **greedy}})
 
 
+def broken_model(config: RunConfig, folder: Path) -> RunConfig:
+    """The same, of which the weights do not fit the sizes: only loading them shows it."""
+    model = shutil.copytree(str(config.actor.path), folder / "broken")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "hidden_size": 2 * settings["hidden_size"]}))
+    return config.model_copy(update={"name": "broken", "actor": config.actor.model_copy(update={"path": str(model)})})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
     """A run, and two evaluations: with the reward model beside the actor, and in a pool of its own."""
@@ -80,7 +90,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> di
 
     async def run() -> dict[str, RunSummary]:
         async with session(config, parent=folder, num_workers=2, quiet=True) as open_session:
-            return {each.name: await open_session.run(each) for each in (config, *others)}
+            done = {each.name: await open_session.run(each) for each in (config, *others)}
+            with pytest.raises(UserError, match="broken.* cannot be loaded") as raised:
+                await open_session.run(broken_model(config, folder))
+            assert not hasattr(raised.value, "__notes__"), "there is no log to look into"
+            return done
 
     return asyncio.run(run())
 
@@ -135,6 +149,12 @@ def test_metrics_of_every_data_set_are_those_of_its_stored_samples(finished: Run
     places = [log.index(text) for text in order]
     assert places == sorted(places)
     assert samples(directory.path, 0, "other")[0]["answer"] is None, "no answer column is configured"
+
+
+def test_a_run_whose_model_cannot_be_loaded_leaves_no_directory(finished: RunSummary) -> None:
+    parent = Path(finished.run_dir).parent
+    assert not list(parent.glob("broken-*"))
+    assert RunDirectory.resolve("latest", parent).path == Path(finished.run_dir), "evaluations aside"
 
 
 def test_a_reward_model_in_another_pool_gives_the_same_evaluation(runs: dict[str, RunSummary]) -> None:

@@ -115,6 +115,7 @@ def test_a_killed_worker_and_a_killed_controller_change_nothing(
     assert resume(struck, quiet=True).status == "completed"
     assert {i: t for i, t in generated_at(struck).items() if i in before} == before, "a generation was repeated"
     assert_same_weights(struck, undisturbed, tmp_path)
+    assert "going on from " in (RunDirectory.open(struck).logs / "controller.log").read_text()
     rewards = [RolloutStore(r / "rollouts").read(ITERATIONS - 1)["reward"].tolist() for r in (struck, undisturbed)]
     assert rewards[0] == rewards[1]
 

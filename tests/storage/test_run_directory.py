@@ -90,6 +90,8 @@ def test_an_evaluation_is_not_the_latest_run(tmp_path: Path) -> None:
 def test_a_run_that_holds_nothing_can_go_and_the_one_before_is_the_latest_again(tmp_path: Path) -> None:
     first, second = create(tmp_path, "a"), create(tmp_path, "b", hour=2)
     RunDirectory.create(RunConfig(name="e", algorithm="evaluate"), tmp_path, now=lambda: at(3))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     assert first.holds_nothing() and second.holds_nothing()
     (first.rollouts / "00000000").mkdir()
     assert not first.holds_nothing()
