@@ -69,8 +69,8 @@ class Session:
         directory = create_run(config, self.parent)
         try:
             return await self._execute(directory, directory.config(), is_new=True)
-        except UserError:  # its line says all; nobody wants to resume a run that could not begin
-            if directory.holds_nothing():
+        except UserError as error:
+            if _leaves_nothing(error, directory):
                 directory.discard()
             raise
 
@@ -105,9 +105,8 @@ class Session:
             except Exception as error:
                 details = error.details if isinstance(error, RankError) else ""
                 logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
-                is_empty = is_new and directory.holds_nothing()
-                if not (is_empty and isinstance(error, UserError)):  # that one removes the directory
-                    error.add_note(f"{'nothing was computed yet; ' * is_empty}log: {log}")
+                if not (is_new and _leaves_nothing(error, directory)):
+                    error.add_note(f"log: {log}")
                 raise
         return RunSummary(
             run_dir=str(directory.path),
@@ -117,6 +116,13 @@ class Session:
             recoveries=result.recoveries,
             evaluations=_evaluations(directory),
         )
+
+
+def _leaves_nothing(error: Exception, directory: RunDirectory) -> bool:
+    """A mistake of the user before anything was computed, whose line says all: nobody wants to resume that run, unless
+    the line itself says so (ranks or a scheduler that went away)."""
+    names_it = str(directory.path) in str(error)
+    return isinstance(error, UserError) and not names_it and directory.holds_nothing()
 
 
 @asynccontextmanager
