@@ -4,11 +4,15 @@
     python -m benchmarks.iteration --shape 7b --gpus 4 --engine sglang [--tp 1] [--set KEY=VALUE ...]
     python -m benchmarks.iteration --shape tiny --gpus 0 --ranks 2 --engine torch
 
+Pools that are apart: `--gpus 2 --set 'resources.pools={train: {ranks: 1}, generate: {ranks: 1}}'
+--set resources.placement.rollout=generate`.
+
 Prompts and responses have a fixed length; weights are random, the reward is a coin. The first iterations
 warm up and are not counted. tokens/s: prompt and response tokens of the batch over the iteration's time
 (HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's shared prompt once,
 recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the last stage's end to engines
-that take requests. Idle: see `benchmarks.gpu_monitor`.
+that take requests. Between stages: the iteration less its stages (negative where some ran at once). Idle: see
+`benchmarks.gpu_monitor`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +35,18 @@ import yaml
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.reshard import SHAPE_NAMES, versions
 from benchmarks.reshard_model import model_arguments
+from configs.loader import load_config
+from configs.schema import RunConfig
+from pipeline.placement import pool_of, pool_sizes
 from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES, parameter_shapes
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
 
+Rows = list[dict[str, Any]]
+Result = dict[str, Any]
+Runner = Callable[[Path, Path, argparse.Namespace], Rows]
+"""Makes the iterations of a configuration below a folder; returns the metrics of each."""
 PEAK_FLOPS = 989e12
 """bf16, dense, of an H100 SXM (an H200 has the same)."""
 
@@ -43,13 +54,20 @@ PEAK_FLOPS = 989e12
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
-        config = write_inputs(options, Path(folder))
-        with GpuMonitor(num_gpus=options.gpus) as monitor:
-            rows = run(config, Path(folder), options)[options.warm_up :]
-    result = summary(rows, options, monitor)
+        result = measured(options, Path(folder), run)
     print(report(result, options))
     if options.output:
         Path(options.output).write_text(json.dumps({**result, "options": vars(options)}, indent=1))
+
+
+def measured(
+    options: argparse.Namespace, folder: Path, run: Callable[[Path, Path, argparse.Namespace], Rows]
+) -> Result:
+    """run: makes the iterations of a configuration below the folder, and returns the metrics of each."""
+    config = write_inputs(options, folder)
+    with GpuMonitor(num_gpus=options.gpus) as monitor:
+        rows = run(config, folder, options)[options.warm_up :]
+    return summary(rows, options, monitor, load_config(str(config), options.set))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -135,7 +153,7 @@ def write_prompts(path: Path, options: argparse.Namespace, vocab_size: int) -> N
             file.write(json.dumps({"prompt": " ".join(words)}) + "\n")
 
 
-def run(config: Path, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
     """Metrics of the iterations of `hybridflow run`, stopped as a user does with two SIGTERM once it has made them.
 
     A run that ended by itself would first write a checkpoint: 12 bytes a parameter, minutes at 7.6 B.
@@ -157,7 +175,7 @@ def run(config: Path, folder: Path, options: argparse.Namespace) -> list[dict[st
     return rows[: options.warm_up + options.iterations]
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
+def rows_of(folder: Path) -> Rows:
     return [row for directory in RunDirectory.runs(folder / "runs") for row in read_metrics(directory.metrics)]
 
 
@@ -179,16 +197,19 @@ def show_logs(folder: Path) -> None:
         print(f"---- {log.name}", *log.read_text().splitlines()[-40:], sep="\n", file=sys.stderr)
 
 
-def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: GpuMonitor) -> dict[str, Any]:
-    """Medians over the measured iterations."""
+def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config: RunConfig) -> Result:
+    """Medians over the measured iterations. Ranks of the actor's pool make the update: the MFU is that of theirs."""
     median = {name: statistics.median([row[name] for row in rows]) for name in numbers(rows)}
     seconds = median["time/iteration"]
-    update = median["time/actor.update_actor"]
+    stages = {name.removeprefix("time/"): median[name] for name in median if name.startswith("time/")}
+    del stages["iteration"]
+    training_gpus = pool_sizes(config)[pool_of(config, "actor")] if options.gpus else 0
     parameters = sum(math.prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
     flops = 6 * parameters * median["actor/packed_tokens"] * median["actor/steps"]
     return {
         "iteration_s": seconds,
-        "stages_s": {name.removeprefix("time/"): median[name] for name in median if name.startswith("time/")},
+        "stages_s": stages,
+        "between_stages_s": seconds - sum(stages.values()),
         "transition_s": median.get("transition_seconds"),
         "transition_share": median["transition_seconds"] / seconds if "transition_seconds" in median else None,
         "reshard_s": median.get("reshard_seconds"),
@@ -196,7 +217,7 @@ def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: Gp
         "tokens_per_s": median["tokens_total"] / seconds,
         "computed_tokens": median["actor/packed_tokens"] * median["actor/steps"],
         "parameters": parameters,
-        "mfu": flops / update / PEAK_FLOPS / options.gpus if options.gpus else None,
+        "mfu": flops / stages["actor.update_actor"] / PEAK_FLOPS / training_gpus if options.gpus else None,
         "idle": monitor.idle([(row["ended_at"] - row["time/iteration"], row["ended_at"]) for row in rows]),
         "peak_gib": {name.removeprefix("memory_gib/"): median[name] for name in median if name.startswith("memory_")},
         "rollout_gap_mean": median.get("rollout_gap_mean"),
@@ -204,12 +225,12 @@ def summary(rows: list[dict[str, Any]], options: argparse.Namespace, monitor: Gp
     }
 
 
-def numbers(rows: list[dict[str, Any]]) -> list[str]:
+def numbers(rows: Rows) -> list[str]:
     """Metrics that every row has as a number."""
     return [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
 
 
-def report(result: dict[str, Any], options: argparse.Namespace) -> str:
+def report(result: Result, options: argparse.Namespace) -> str:
     device = f"{options.gpus} GPU" if options.gpus else "CPU"
     lines = [
         f"{SHAPE_NAMES[options.shape]} on {device}, {versions()}; {options.prompts} prompts x {options.samples} "
@@ -218,8 +239,7 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> str:
     ]
     lines += [
         f"  {name:32s} {seconds:8.3f} s  {seconds / result['iteration_s']:6.1%}"
-        for name, seconds in result["stages_s"].items()
-        if name != "iteration"
+        for name, seconds in [*result["stages_s"].items(), ("between stages", result["between_stages_s"])]
     ]
     if result["transition_s"] is not None:
         payload = f" (weights {result['reshard_s']:.4f} s)" if result["reshard_s"] is not None else ""
