@@ -167,13 +167,13 @@ def line_of(result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithms", nargs="*", default=list(FAMILY_OF), metavar="ALGORITHM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--flow", action="store_true")
     parser.add_argument("--output", default=None)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     print("algorithm              seed  first  final  best   below best  5 %  iterations  s")
     results = []
     for algorithm in args.algorithms or FAMILY_OF:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import multiprocessing
 from typing import Any
 
 import pytest
 
-from benchmarks.bandit import COST_LIMIT, FAMILY_OF, GOAL
+from benchmarks.bandit import COST_LIMIT, FAMILY_OF, GOAL, main
 from benchmarks.bandit_task import LENGTH, WORDS, best_return, share_of_letters
 from configs.algorithms import WITHOUT_CRITIC
+from workers.fork_server import PRELOADED
 
 REWARD_OF_A_LETTER = 1 / LENGTH
 """What the costly letter earns: a multiplier above it makes leaving it out the better answer."""
@@ -35,8 +35,12 @@ def test_every_algorithm_that_learns_from_rewards_is_measured() -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Three algorithms by the command, in a process of its own: it joins a process group, as a rank does."""
     output = tmp_path_factory.mktemp("bandit") / "bandit.json"
-    command = [sys.executable, "-m", "benchmarks.bandit", "grpo", "ppo", "safe_rlhf", "--seeds", "0"]
-    subprocess.run([*command, "--output", str(output)], check=True)
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    arguments = ["grpo", "ppo", "safe_rlhf", "--seeds", "0", "--output", str(output)]
+    process = multiprocessing.get_context("forkserver").Process(target=main, args=(arguments,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     return {result["algorithm"]: result for result in json.loads(output.read_text())["runs"]}
 
 
