@@ -13,9 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.schema import RolloutConfig, RunConfig
-from tests.workers.engines import compliance
+from tests.workers.engines import compliance, forked_launcher
 from workers.engines.base import RolloutEngine
 from workers.engines.factory import build_engine
+from workers.engines.sglang import process
 from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.reshard.transition import Transition
@@ -28,6 +29,7 @@ BUCKET_BYTES = 1 << 20
 def kernel_stub() -> Iterator[None]:
     """SGLang can be imported in processes that are started inside; skips the test where it is not installed."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "launch", forked_launcher.launch)  # of this process: ranks start theirs as a run does
         patch.setenv("PYTHONPATH", str(STUB), prepend=os.pathsep)
         patch.syspath_prepend(str(STUB))
         if reason := sglang_unavailable_reason():

@@ -59,7 +59,8 @@ def restore(engine: SglangEngine) -> None:
 def scheduler(engine: SglangEngine) -> psutil.Process:
     assert engine.launcher_pid is not None
     children = psutil.Process(engine.launcher_pid).children(recursive=True)
-    return next(child for child in children if "scheduler" in " ".join(child.cmdline()))
+    (found,) = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    return found
 
 
 def during_generation(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from workers.engines.sglang.spec import HANDLES, EngineSpec
 from workers.network import VARIABLES, loopback_interface
@@ -53,15 +53,7 @@ class EngineProcess:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SILENCE_S), 0))
         with other, log.open("ab") as output:
             self._log_start = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.engines.sglang.launcher", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-                env=environment(spec, self._folder),
-            )
+            self._process = launch(other.fileno(), output, environment(spec, self._folder))
         self._connection = Connection(own.detach())
         self._ended: str | None = None
         self._connection.send(spec)
@@ -140,6 +132,19 @@ class EngineProcess:
             time.sleep(0.02)
         # A killed tree removes nothing itself.
         remove_leftovers(self._folder, self._leftovers)
+
+
+def launch(channel: int, output: BinaryIO, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """The launcher, in a session of its own; it inherits the descriptor `channel`."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "workers.engines.sglang.launcher", str(channel)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[channel],
+        start_new_session=True,
+        env=variables,
+    )
 
 
 def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
