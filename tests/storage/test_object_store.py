@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zarr
 from zarr.storage import ObjectStore
 
+from configs.schema import RunConfig
 from storage.atomic import write_files
 from storage.checkpoints import CheckpointStore
 from storage.errors import StorageError
@@ -19,6 +21,7 @@ from storage.locations import Location
 from storage.metrics import MetricsLog, read_metrics
 from storage.object_path import ObjectPath
 from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
 from tests.s3 import BUCKET
 from tests.storage.batches import assert_same, full_batch, scores_for
 from tests.storage.crash import commit_cost, commit_generate, commit_one_column, save_checkpoint, small_batch
@@ -120,7 +123,7 @@ def test_a_damaged_checkpoint_is_passed_over(root: ObjectPath, caplog: pytest.Lo
 
 
 def test_lines_go_on_in_a_further_part(root: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.lines.PART_BYTES", 100)
+    monkeypatch.setattr("storage.lines.PART_BYTES", 200)
     path = root / "metrics.jsonl"
     assert read_appended(path) == b"" and read_metrics(path) == []
     log = MetricsLog(path)
@@ -146,3 +149,16 @@ def test_names_of_objects_are_paths(root: ObjectPath) -> None:
     assert ObjectPath.of(str(root / "a b")) == root / "a b"
     assert (root / "a b/%2F ü.json").read_bytes() == b"2"
     assert small_batch(0).num_rows == 5
+
+
+def test_a_run_that_holds_nothing_goes_and_latest_is_the_one_before(
+    root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = (RunDirectory.create(RunConfig(name=name), root) for name in ("first", "second"))
+    commit_generate(first.rollouts)
+    assert second.holds_nothing() and not first.holds_nothing()
+    second.discard()
+    assert RunDirectory.resolve(f"{root}/latest") == first and not second.path.exists() and not second.logs.exists()
+    first.discard()
+    assert not root.files()
