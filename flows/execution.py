@@ -247,6 +247,7 @@ class RunExecution:
     async def _iteration(self, controller: Controller, iteration: int) -> None:
         started = time.perf_counter()
         await self.checkpointer.check()
+        await asyncio.to_thread(self.directory.check_there)
         outcomes = await self._outcomes(controller, iteration)
         controller.coefficients = controller.coefficients.after(outcomes)
         seconds, num_ranks = time.perf_counter() - started, controller.ranks.num_ranks

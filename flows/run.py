@@ -105,6 +105,7 @@ class Session:
             except Exception as error:
                 details = error.details if isinstance(error, RankError) else ""
                 logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
+                directory.check_there()  # else whatever failed has failed for that
                 if not (is_new and _leaves_nothing(error, directory)):
                     error.add_note(f"log: {log}")
                 raise

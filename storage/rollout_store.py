@@ -238,7 +238,10 @@ def _check_fits(folder: Location, group: IterationGroup, manifest: StageManifest
         return
     offsets = group.arrays(manifest.row_set).get("offsets")
     if offsets is None:
-        raise StorageError(f"{folder}: stage {manifest.stage!r} adds columns, but no stage has committed rows")
+        raise StorageError(
+            f"{folder}: stage {manifest.stage!r} adds columns, but no stage has committed rows there; if they were "
+            "removed meanwhile, a resume makes them again"
+        )
     if (offsets.count, offsets.crc32c) != (manifest.num_rows + 1, manifest.offsets_crc32c):
         raise StorageError(
             f"{folder}: the columns of stage {manifest.stage!r} are for {manifest.num_rows} rows and "

@@ -120,6 +120,18 @@ class RunDirectory:
             raise StorageError(f"{path} is not a run directory: it has no config.json")
         return run
 
+    def check_there(self) -> None:
+        """Raises StorageError where the directory of a run that goes on was deleted, emptied or moved meanwhile."""
+        try:
+            there = is_there(self.config_json)
+        except StorageError as error:
+            raise StorageError(f"{self.path}: the run directory cannot be read any more: {error}") from error
+        if not there:
+            raise StorageError(
+                f"{self.path}: the run directory is gone: it was deleted, emptied or moved while the run went on "
+                f"(there is no {self.config_json.name} any more); put it back and resume, or start a new run"
+            )
+
     @classmethod
     def resolve(cls, name_or_path: str, parent: Location | str = "runs") -> RunDirectory:
         """A run by its path or URL, its folder's name under `parent`, or its name (the newest run of that name).

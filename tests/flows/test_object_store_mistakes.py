@@ -8,8 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from configs.schema import RunConfig
 from flows.cli import main
+from storage.atomic import remove_tree
+from storage.errors import StorageError
+from storage.object_path import ObjectPath
 from storage.object_store import client
+from storage.run_directory import RunDirectory
 from tests.configs.trees import write_good
 from tests.s3 import BUCKET, CREDENTIALS, environment, s3_server
 
@@ -35,6 +40,20 @@ def test_no_bucket(s3: str, good: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_no_such_run(s3: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "s3://runs/none is not a directory" in complaint(capsys, "rollouts", "ls", f"s3://{BUCKET}/none")
+
+
+def test_a_bucket_that_is_emptied_or_removed_while_a_run_goes_on(s3: str) -> None:
+    httpx.put(f"{s3}/short").raise_for_status()
+    run = RunDirectory.create(RunConfig(), "s3://short/team")
+    run.check_there()
+    remove_tree(ObjectPath("short", "team"))
+    with pytest.raises(StorageError, match=f"^{run.path}: the run directory is gone: it was deleted, emptied"):
+        run.check_there()
+    httpx.delete(f"{s3}/short").raise_for_status()
+    with pytest.raises(
+        StorageError, match=f"^{run.path}: the run directory cannot be read any more: s3://short: there is"
+    ):
+        run.check_there()
 
 
 @pytest.mark.parametrize("url", ["s3://", "gs://bucket/x", "s3:///x"])

@@ -52,6 +52,16 @@ def test_open_refuses_what_is_no_run(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
 
 
+def test_a_run_whose_directory_goes_meanwhile_is_told_so(tmp_path: Path) -> None:
+    emptied, moved = create(tmp_path), create(tmp_path)
+    emptied.check_there()
+    emptied.config_json.unlink()
+    moved.path.rename(tmp_path / "elsewhere")
+    for run in (emptied, moved):
+        with pytest.raises(StorageError, match=f"^{run.path}: the run directory is gone: it was deleted, emptied or"):
+            run.check_there()
+
+
 def test_a_run_is_resolved_by_path_folder_or_name(tmp_path: Path) -> None:
     early, late, other = create(tmp_path, "a"), create(tmp_path, "a", hour=2), create(tmp_path, "a-b", hour=3)
     for age, run in enumerate((other, late, early)):
