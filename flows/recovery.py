@@ -50,6 +50,7 @@ class Recoveries:
         self._note = note
         self._ended: set[str] = set()
         self._current: Recovery | None = None
+        self._began = 0.0
         self._without_progress, self._last_step = 0, -1
         self.past: list[Recovery] = []
 
@@ -70,6 +71,7 @@ class Recoveries:
         if self._current is None:
             cause = str(error)
             self._current = Recovery(cause=cause, error_class=error.error_class, step=step, noticed_at=time.time())
+            self._began = time.monotonic()  # the wall clock may be set back meanwhile
         else:  # lost again before it was over
             self._current.cause += f", then {error}"
 
@@ -103,7 +105,7 @@ class Recoveries:
         """The run is where it was when the ranks were lost."""
         if self._current is None:
             return
-        self._current.seconds = time.time() - self._current.noticed_at
+        self._current.seconds = time.monotonic() - self._began
         self.past.append(self._current)
         self._note(self._current.sentence())
         logger.info("recovery %d is over: %s", len(self.past), self._current.sentence())

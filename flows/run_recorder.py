@@ -89,7 +89,7 @@ class RunRecorder:
     @contextmanager
     def checkpoint(self, step: int, ranks: Ranks) -> Iterator[None]:
         """While every rank saves its shards, by the controller's clock."""
-        start = time.time()
+        start, began = time.time(), time.perf_counter()
         pools = ranks.pools.values()
         active = [
             ActiveStage(
@@ -105,7 +105,7 @@ class RunRecorder:
         ]
         with self._active(active):
             yield
-        end = time.time()
+        end = start + time.perf_counter() - began  # the wall clock may be set back meanwhile
         self._records.spans(
             [
                 Span(iteration=a.iteration, stage=CHECKPOINT, pool=a.pool, rank=rank, start=start, end=end)

@@ -68,23 +68,26 @@ def _records(folder: Location, arrays: Mapping[str, ArrayRecord], names: Sequenc
 
 
 def _read_arrays(folder: Location, records: Sequence[ArrayRecord], *, verify: bool) -> dict[str, Array]:
-    try:
-        group = open_group(folder)
-    except DECODE_ERRORS as error:
-        raise StorageError(f"{folder / 'zarr.json'} cannot be read by zarr ({error}); the file is damaged") from error
+    group = open_group(folder)
     with ThreadPoolExecutor(IO_THREADS) as pool:
         values = pool.map(lambda record: read_column(group, folder, record, verify=verify), records)
         return {record.name: column for record, column in zip(records, values, strict=True)}
 
 
 def open_group(folder: Location) -> zarr.Group:
-    """An iteration's group, to read from. Raises DECODE_ERRORS for damage."""
+    """An iteration's group, to read from. Raises StorageError for damage."""
     import zarr  # late, as in storage.arrays
     from zarr.storage import ObjectStore
 
-    if not isinstance(folder, ObjectPath):
-        return zarr.open_group(folder, mode="r")
-    return zarr.open_group(ObjectStore(folder.store, read_only=True), path=folder.key, mode="r")
+    path = folder / "zarr.json"
+    try:
+        if not isinstance(folder, ObjectPath):
+            return zarr.open_group(folder, mode="r")
+        return zarr.open_group(ObjectStore(folder.store, read_only=True), path=folder.key, mode="r")
+    except FileNotFoundError as error:
+        raise StorageError(f"{path} is gone: it was there a moment ago; put it back, or see who removed it") from error
+    except DECODE_ERRORS as error:
+        raise StorageError(f"{path} cannot be read by zarr ({error}); the file is damaged") from error
 
 
 def _assemble(folder: Location, arrays: Mapping[str, ArrayRecord], values: Mapping[str, Array]) -> Rollouts:

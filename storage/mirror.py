@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.arrays import DECODE_ERRORS, checksum, read_column
+from storage.arrays import checksum, read_column
 from storage.columns import IO_THREADS, open_group
 from storage.errors import StorageError
 from storage.iteration_group import IterationGroup, load_group, save_group
@@ -50,10 +50,7 @@ def stored_iteration(store: RolloutStore, iteration: int) -> StoredIteration:
     group = load_group(folder)
     if group is None:
         raise StorageError(f"{folder} has no committed rollouts")
-    try:
-        arrays = open_group(folder)
-    except DECODE_ERRORS as error:
-        raise StorageError(f"{folder / 'zarr.json'} cannot be read by zarr ({error}); the file is damaged") from error
+    arrays = open_group(folder)
     committed = [array for record in group.stages.values() for array in record.arrays]
     with ThreadPoolExecutor(IO_THREADS) as pool:
         now = dict(zip(committed, pool.map(lambda array: _as_it_is(arrays, folder, array), committed), strict=True))

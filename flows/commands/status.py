@@ -121,7 +121,7 @@ def _phase(stage: ActiveStage | None, now: float) -> dict[str, Any]:
         "model": stage.role,
         "phase": stage.stage,
         "iteration": stage.iteration,
-        "seconds": now - stage.since,
+        "seconds": max(now - stage.since, 0.0),  # a clock may have been set back
         "share": stage.share,
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.columns import open_group
 from storage.errors import StorageError
 from storage.rollout_store import RolloutStore
 from tests.storage.batches import assert_same, full_batch, scores_for
@@ -88,6 +89,13 @@ def test_a_damaged_zarr_json_never_gives_other_numbers(store: RolloutStore) -> N
             assert_same(found, full_batch(0))
             assert found_stages == stages
     assert refused > 75
+
+
+def test_an_iteration_that_is_removed_while_it_is_read_is_gone_and_not_damaged(store: RolloutStore) -> None:
+    folder = store.folder(0)
+    shutil.rmtree(folder)
+    with pytest.raises(StorageError, match=f"^{folder}/zarr.json is gone"):
+        open_group(folder)
 
 
 def test_another_format_version_is_refused(store: RolloutStore) -> None:
