@@ -176,4 +176,6 @@ def writing(path: Location) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = "free space or mend the permissions, then resume: nothing committed is lost"
+        if isinstance(error, FileNotFoundError):
+            remedy = "its folder was removed meanwhile; see who removes files there, then resume"
         raise StorageError(f"cannot write {error.filename or path}: {reason}; {remedy}") from error

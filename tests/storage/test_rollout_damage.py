@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.atomic import write_file, writing
 from storage.columns import open_group
 from storage.errors import StorageError
 from storage.rollout_store import RolloutStore
@@ -96,6 +97,8 @@ def test_an_iteration_that_is_removed_while_it_is_read_is_gone_and_not_damaged(s
     shutil.rmtree(folder)
     with pytest.raises(StorageError, match=f"^{folder}/zarr.json is gone"):
         open_group(folder)
+    with pytest.raises(StorageError, match=f"^cannot write {folder}/x: .*; its folder was removed"), writing(folder):
+        write_file(folder / "x", b"")
 
 
 def test_another_format_version_is_refused(store: RolloutStore) -> None:
