@@ -31,7 +31,7 @@ COMMANDS = (
     ["rollouts", "export", "RUN", "OUT.parquet"],
     ["report", "RUN", "--output", "OUT.html"],
 )
-ROUNDS = 160
+ROUNDS = 136
 
 
 @pytest.fixture(scope="module")

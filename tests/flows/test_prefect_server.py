@@ -7,12 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.prefect_server import LocalPrefectServer, client_settings, configured_api_url, little_space
@@ -131,6 +133,25 @@ def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path, mon
     with pytest.raises(RuntimeError, match=r"ended with .*; only \d+ MiB are free .*server\.log"):
         LocalPrefectServer(tmp_path).__enter__()
     assert not is_running(tmp_path) and not list((tmp_path / "clients").iterdir())
+
+
+def test_a_server_that_is_stopped_while_it_starts_is_killed(tmp_path: Path) -> None:
+    stopped: list[int] = []
+
+    def stop_it() -> None:
+        while not stopped:
+            for child in psutil.Process().children():
+                with suppress(psutil.Error):  # a child of another test that ends
+                    if str(tmp_path) in child.cmdline():
+                        child.send_signal(signal.SIGSTOP)
+                        stopped.append(child.pid)
+
+    thread = threading.Thread(target=stop_it)
+    thread.start()
+    with pytest.raises(TimeoutError, match="no Prefect server after 0.5 s"):
+        LocalPrefectServer(tmp_path, start_timeout_s=0.5).__enter__()
+    thread.join()
+    assert not psutil.pid_exists(stopped[0])
 
 
 def test_a_killed_server_comes_back_on_its_port(prefect_home: Path, caplog: pytest.LogCaptureFixture) -> None:
