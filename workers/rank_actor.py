@@ -22,6 +22,7 @@ from distributed import get_worker
 from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.stages import ColumnsRef, StageKey
+from storage.atomic import make_folder, writing
 from storage.locations import local_side, location
 from storage.log_file import LogFile
 from storage.records import StageManifest
@@ -285,6 +286,8 @@ def named_metrics(metrics: Mapping[str, float], row_set: str) -> dict[str, float
 
 def log_to_file(path: Path) -> None:
     """Everything that this process logs, and its warnings, go to the run's folder from now on."""
+    with writing(path):  # beside a run in an object store each host has a folder of its own
+        make_folder(path.parent)
     logging.captureWarnings(True)
     handler = LogFile(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))

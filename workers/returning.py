@@ -23,6 +23,8 @@ from storage.locations import Location
 from workers.places import worker_homes
 
 logger = logging.getLogger(__name__)
+GONE_WITHIN_S = 60.0
+"""A process that is killed is gone at once; of a host that is gone without a word Dask says so after half of this."""
 LOOKED_AFTER_S = 0.1
 NANNY_ANSWERS_S = 1.0
 

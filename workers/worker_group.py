@@ -30,7 +30,7 @@ from workers.lines import Line, placed
 from workers.network import refuse_spread_engines
 from workers.places import worker_addresses, worker_homes
 from workers.rank_actor import RankActor, RankReply, RankSpec, StageRequest
-from workers.returning import config_for_workers_left, too_few_workers
+from workers.returning import GONE_WITHIN_S, config_for_workers_left, too_few_workers
 
 logger = logging.getLogger(__name__)
 StateMethod = Callable[[RankActor, str, tuple[str, ...], int], Envelope]
@@ -217,7 +217,8 @@ class Ranks:
         await self.build()
 
     async def _kill_and_wait(self) -> None:
-        timeout_s, killed_at = self.config.cluster.worker_return_timeout_s, asyncio.get_running_loop().time()
+        timeout_s = max(self.config.cluster.worker_return_timeout_s, GONE_WITHIN_S)
+        killed_at = asyncio.get_running_loop().time()
         try:
             await kill_workers(self.client, self._placed, timeout_s=timeout_s)
         except TimeoutError:
