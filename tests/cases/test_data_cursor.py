@@ -1,7 +1,7 @@
 """Faults 1, 6 and 7: what a resumed run trains on, at epoch boundaries, with prefetch, with a short last batch.
 
-A step is a row of the cursor and a prompt of the source, as in a stage; a resume is a new source and
-nothing but the number of committed steps.
+A step takes its rows as the generation stage does (`iteration_rows`, on a rank without models); a resume is a new rank,
+a new source, and nothing but the number of committed steps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import yaml
 
 from configs.loader import load_config
 from configs.schema import RunConfig
-from pipeline.cursor import batch_rows, num_batches
+from pipeline.cursor import num_batches
+from tests.workers.one_rank import OneRank
 from tests.workers.test_data_source import word_tokenizer
 from workers.data_source import PromptSource
+from workers.prompt_rows import iteration_rows
 
 
 def config_of(tmp_path: Path, *, num_rows: int, batch_size: int) -> RunConfig:
@@ -30,9 +32,11 @@ def config_of(tmp_path: Path, *, num_rows: int, batch_size: int) -> RunConfig:
 
 def trained_ids(config: RunConfig, *, first: int, end: int) -> list[list[int]]:
     """Data set rows of steps first to end - 1, by a process that starts at `first`."""
+    assert config.data.train is not None
+    rank = OneRank(config, Path(config.data.train.path).parent)
     source = PromptSource(config, word_tokenizer(), split="train")
-    data = config.data
-    steps = [batch_rows(len(source), data.batch_size, step, config.seed, data.shuffle) for step in range(first, end)]
+    vars(rank.context)["prompts"] = source  # a rank would load a tokenizer for it
+    steps = [iteration_rows(rank.context, step)[0] for step in range(first, end)]
     return [[prompt.row for prompt in source.prompts(rows)] for rows in steps]
 
 
