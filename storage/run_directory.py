@@ -95,9 +95,14 @@ class RunDirectory:
             if not is_latest:
                 return
             remove_tree(latest)
-            before = [run for run in self.runs(self.path.parent) if _may_be_latest(run)]
+            before = [run for run in self.runs(self.path.parent) if run.may_be_latest()]
             if before:
                 _point_latest(before[-1].path)
+
+    def may_be_latest(self) -> bool:
+        """A folder with a time in its name, since models have a config.json too, and no evaluation."""
+        is_dated = self.name != self.path.name
+        return is_dated and '"algorithm": "evaluate"' not in self.config_json.read_text(encoding="utf-8")
 
     def locked(self, on_loss: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
         """One process at a time runs a run directory (`storage.run_lock`). Raises StorageError when another does."""
@@ -219,12 +224,6 @@ def _sealed(config: RunConfig) -> str:
     from configs.loader import resolved
 
     return seal(resolved(config), indent=2) + "\n"
-
-
-def _may_be_latest(run: RunDirectory) -> bool:
-    """A folder with a time in its name, since models have a config.json too, and no evaluation."""
-    is_dated = run.name != run.path.name
-    return is_dated and '"algorithm": "evaluate"' not in run.config_json.read_text(encoding="utf-8")
 
 
 def _claim(parent: Location, name: str) -> Location:

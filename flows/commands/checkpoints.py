@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 from configs.errors import UserError, shown, suggestion
 from configs.schema import Role
 from flows.commands.answer import Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table
 from storage.checkpoints import Checkpoint, CheckpointStore, metric_value
 from storage.locations import Location
 from storage.run_directory import RunDirectory
+from storage.run_needs import CHECKPOINT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 def ls(name_or_path: str, runs: Location | str) -> Answer:
     """Committed checkpoints with their step, size and the state saved with them."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, CHECKPOINT)
     store = _store(run)
     best = store.best()
     rows = [
@@ -61,7 +63,7 @@ def export(
     dtype: str = "float32",
 ) -> Answer:
     """Write one role of a checkpoint as a Hugging Face directory; no cluster is started."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, CHECKPOINT)
     config = run.config()
     chosen = _role(role or {"reward_model": "reward", "cost_model": "cost"}.get(config.algorithm, "actor"))
     store = _store(run)

@@ -15,12 +15,14 @@ from configs.evaluation import held_out, metric_prefix
 from configs.loader import load_config
 from configs.schema import DatasetConfig, ModelConfig, RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.tables import print_table
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.evaluations import samples_file
 from storage.locations import Location, location
 from storage.run_directory import RunDirectory
+from storage.run_needs import CHECKPOINT
 from workers import fork_server
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def _model_path(checkpoint: str, runs: Location | str) -> str:
         run, step = RunDirectory.open(path.parent.parent), int(path.name)
     else:
         name, _, at = checkpoint.rpartition("@")
-        run = RunDirectory.resolve(name if name and at.isdigit() else checkpoint, runs)
+        run = named_run(name if name and at.isdigit() else checkpoint, runs, CHECKPOINT)
         step = int(at) if name and at.isdigit() else -1
     steps = [committed.step for committed in CheckpointStore(run.checkpoints).committed()]
     if not steps:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.commands.answer import FAILED, OK, Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.tables import print_table, printable, shorten
-from storage.run_directory import RunDirectory
+from storage.run_needs import ROLLOUTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +23,7 @@ def replay(
     name_or_path: str, runs: str, *, iteration: int, stage: str, overrides: Sequence[str], quiet: bool
 ) -> Answer:
     """Exit code 1 where the result or an input is not what the run had; with `--set` that is no question."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, ROLLOUTS)
     from flows.controller import StopRequested
     from flows.replay import replay as replay_stage
 

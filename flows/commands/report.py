@@ -6,11 +6,12 @@ from pathlib import Path
 
 from configs.errors import UserError
 from flows.commands.answer import Answer
+from flows.commands.named_run import named_run
 from flows.commands.tokenizers import tokenizer_folders
 from storage.locations import Location
 from storage.report import collect, default_path
 from storage.report_page import write_page
-from storage.run_directory import RunDirectory
+from storage.run_needs import REPORT
 from storage.token_text import TokenTexts
 
 
@@ -18,7 +19,7 @@ def report(
     name_or_path: str, runs: Location | str, *, output: Path | None, max_iterations: int, per_iteration: int
 ) -> Answer:
     """Write the page (RUN/report.html unless told otherwise)."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, REPORT)
     path = output or default_path(run)
     if path.is_dir():
         raise UserError(f"--output {path}: is a folder; name a file")

@@ -8,11 +8,13 @@ import numpy as np
 
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table, printable, shorten
 from pipeline.rollouts import Array
 from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from storage.run_needs import ROLLOUTS
 from storage.samples import Samples, chosen_iterations, known_columns, load_samples
 from storage.shared_prompts import likest_pair, prompts_by_iteration
 
@@ -36,8 +38,8 @@ def diff(
 
     first, second: None: the pair that shares the most prompts, of those the one whose iterations are furthest apart.
     """
-    run = RunDirectory.resolve(name_or_path, runs)
-    of_second = RunDirectory.resolve(other, runs) if other else run
+    run = named_run(name_or_path, runs, ROLLOUTS)
+    of_second = named_run(other, runs, ROLLOUTS) if other else run
     chosen = first is None or second is None
     if chosen:
         first, second = _chosen_pair(run, of_second, first, second, prompt_id)

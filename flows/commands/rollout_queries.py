@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table, shorten
 from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from storage.run_needs import ROLLOUTS
 from storage.samples import (
     DERIVED,
     TOKEN_DIFFERENCES,
@@ -49,7 +51,7 @@ class Selection:
     def of(cls, name_or_path: str, runs: Location | str, *, iterations: str | None, where: str | None) -> Selection:
         if where is not None:
             parse_where(where)  # a mistake is told before anything is read
-        run = RunDirectory.resolve(name_or_path, runs)
+        run = named_run(name_or_path, runs, ROLLOUTS)
         return cls(run=run, iterations=chosen_iterations(iterations, RolloutStore(run.rollouts).names()), where=where)
 
     def search(self, columns: list[str], *, optional: Sequence[str] = ()) -> Iterator[Found]:

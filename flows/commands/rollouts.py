@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
+from flows.commands.named_run import named_run
 from flows.commands.sample_view import mean_of, show_in_full
 from flows.commands.tables import number, print_table, shorten
 from flows.commands.tokenizers import tokenizer_folders
@@ -22,6 +23,7 @@ from storage.locations import Location
 from storage.records import ArrayRecord, StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
+from storage.run_needs import ROLLOUTS
 from storage.samples import load_samples
 from storage.token_text import TokenTexts
 from storage.where import parse_where
@@ -36,7 +38,7 @@ WIDTH = 100
 
 def ls(name_or_path: str, runs: Location | str) -> Answer:
     """Iterations with their committed stages, rows, tokens and mean reward."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, ROLLOUTS)
     store = RolloutStore(run.rollouts)
     with ThreadPoolExecutor(IO_THREADS) as pool:  # an object store's answers are waited for together
         found = list(pool.map(lambda iteration: _iteration(store, iteration), store.names()))
@@ -113,7 +115,7 @@ def show(
 ) -> Answer:
     """The samples of an iteration that match `where`, or of its `prompt`-th prompt (from 0), every stored column."""
     condition = parse_where(where) if where else None
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, ROLLOUTS)
     store = RolloutStore(run.rollouts)
     if not store.stages(iteration):
         raise UserError(f"--iteration {iteration}: not stored in {run.path}; {_stored(store.names())}")

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from flows.commands.answer import Answer
+from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table
 from storage.atomic import atomic_write, make_folder, writing
 from storage.locations import Location
 from storage.run_directory import RunDirectory
+from storage.run_needs import TIMELINE
 from storage.timeline import FILE, Span, chrome_trace, read_timeline
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 def timeline(name_or_path: str, runs: Location | str, *, iteration: int | None, output: Path | None) -> Answer:
     """Write `timeline-NNNNNNNN.json` (Chrome trace) and `.png` into the run's plots, or into `output`."""
-    run = RunDirectory.resolve(name_or_path, runs)
+    run = named_run(name_or_path, runs, TIMELINE)
     spans = read_timeline(run.path)
     if not spans:
         raise UserError(f"{run.path / FILE} is not there or empty: no stage of the run has ended yet")

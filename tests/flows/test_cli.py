@@ -19,6 +19,7 @@ from configs.reference import json_schema
 from configs.schema import RunConfig
 from flows.cli import app, main
 from storage.rollout_store import RolloutStore
+from storage.run_directory import RunDirectory
 from tests.configs.trees import write_good
 from tests.flows.stored_run import stored_run
 
@@ -234,6 +235,18 @@ def test_what_is_not_stored_is_said(tmp_path: Path, capsys: Capture, extra: list
     run = stored_run(tmp_path)
     assert main(["rollouts", "show", str(run.path), *extra]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_a_run_that_failed_early_does_not_hide_the_one_before(tmp_path: Path, capsys: Capture) -> None:
+    run = stored_run(tmp_path)
+    failed = RunDirectory.create(run.config(), tmp_path / "runs", suffix="failed")
+    for words in ("rollouts ls", "checkpoints ls", "rollouts stats"):
+        for name in (run.name, "latest"):
+            assert main([*words.split(), name, "--runs", str(tmp_path / "runs")]) == 0
+            printed = capsys.readouterr()
+            assert f"{failed.path.name} has no committed " in printed.err and run.path.name in printed.err
+            assert "yet" not in printed.out
+    assert document_of(capsys, "status", "latest", "--runs", str(tmp_path / "runs"))["run"] == str(failed.path)
 
 
 def test_checkpoints_ls_lists_committed_ones(tmp_path: Path, capsys: Capture) -> None:

@@ -64,3 +64,11 @@ def test_the_evaluation_is_of_the_newest_checkpoint(tmp_path: Path) -> None:
     wanted = evaluating(config)
     assert (wanted.algorithm, wanted.actor.path) == ("evaluate", f"checkpoint:{run.path}@4/actor")
     assert wanted.name == f"{config.name}-evaluation"
+
+
+def test_a_checkpoint_of_a_name_is_that_of_the_newest_run_which_has_one_whatever_comes_later(tmp_path: Path) -> None:
+    config, run = run_with_actor(tmp_path)
+    RunDirectory.create(config, tmp_path / "runs")  # it failed before its first checkpoint
+    reward = config.reward.model_copy(update={"path": f"checkpoint:{config.name}/actor"})
+    new = create_run(config.model_copy(update={"reward": reward}), tmp_path / "runs").config()
+    assert new.reward.path == f"checkpoint:{run.path}@4/actor"

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from configs.schema import RunConfig
+from storage.checkpoints import CheckpointStore
 from storage.errors import StorageError
 from storage.run_directory import RunDirectory
+from storage.run_needs import CHECKPOINT, ROLLOUTS, Choice, choose
 
 
 def at(hour: int) -> datetime:
@@ -112,3 +114,17 @@ def test_a_run_that_holds_nothing_can_go_and_the_one_before_is_the_latest_again(
     assert RunDirectory.resolve("latest", tmp_path) == third, "latest was another one"
     third.discard()
     assert not os.path.lexists(tmp_path / "latest")
+
+
+def test_a_name_is_the_newest_run_that_has_what_is_needed(tmp_path: Path) -> None:
+    good, failed, other = create(tmp_path, "a"), create(tmp_path, "a", hour=2), create(tmp_path, "b", hour=3)
+    store = CheckpointStore(good.checkpoints)
+    (store.begin(1) / "weights").write_bytes(b"w")
+    store.commit(1, {})
+    chosen = choose("a", tmp_path, CHECKPOINT)
+    assert (chosen.run, chosen.passed_over) == (good, (failed,))
+    assert chosen.sentence(CHECKPOINT) == f"{failed.path.name} has no committed checkpoint: taking {good.path.name}"
+    latest = choose(str(tmp_path / "latest"), "runs", CHECKPOINT)
+    assert (latest.run, latest.passed_over) == (good, (other, failed))
+    assert choose("a", tmp_path, ROLLOUTS) == Choice(run=failed), "none has it: the newest"
+    assert choose(failed.path.name, tmp_path, CHECKPOINT).run == failed, "a folder's name is that run"
