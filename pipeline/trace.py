@@ -17,6 +17,7 @@ from configs.schema import RunConfig
 from pipeline.algorithms import get_algorithm
 from pipeline.calls import Kind, also_read, columns_written, present_columns, roles_used
 from pipeline.models import Models, gather
+from pipeline.objective_needs import objective_need
 from pipeline.placement import needs_model, pool_of, pools_of
 from pipeline.plugins import load_plugins
 from pipeline.stages import RolloutsHandle, StageOutcome, StageSpec
@@ -62,7 +63,7 @@ async def trace_async(config: RunConfig) -> list[TracedCall]:
 
     async def record(spec: StageSpec) -> StageOutcome:
         calls.append(traced(spec, config))
-        _check(spec, len(calls))
+        _check(spec, config, len(calls))
         return StageOutcome(
             num_rows=1, columns=dict.fromkeys(columns_written(spec.call, config, spec.row_set), "trace")
         )
@@ -76,7 +77,7 @@ async def trace_async(config: RunConfig) -> list[TracedCall]:
     return calls
 
 
-def _check(spec: StageSpec, num_calls: int) -> None:
+def _check(spec: StageSpec, config: RunConfig, num_calls: int) -> None:
     if num_calls > MAX_CALLS:
         raise TraceError(f"makes more than {MAX_CALLS} calls an iteration; loops that depend on data belong in a stage")
     present = spec.rollouts.columns
@@ -86,6 +87,9 @@ def _check(spec: StageSpec, num_calls: int) -> None:
             f"{spec.key.stage} reads {', '.join(missing)}, which no call before it has written; "
             "make that call earlier and await it"
         )
+    need = objective_need(spec, config)
+    if need is not None:
+        raise TraceError(need)
 
 
 def traced(spec: StageSpec, config: RunConfig) -> TracedCall:

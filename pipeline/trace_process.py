@@ -53,7 +53,8 @@ def answer(config: RunConfig) -> dict[str, Any]:
         return {"problem": str(error)}
     # Whatever a user's code raises (SystemExit too) is the answer.
     except BaseException as error:  # noqa: BLE001
-        return {"problem": f"{what}: {_place(error)}{_reason(error)}; correct it"}
+        remedy = "" if isinstance(error, TraceError) else "; correct it"
+        return {"problem": f"{what}: {_place(error)}{_reason(error)}{remedy}"}
     return {"roles": sorted(roles_of(calls)), "trained": sorted(trained_roles(calls))}
 
 

@@ -7,23 +7,12 @@ mu becomes an estimate over pi_old with the weight pi_old / mu; a cap bounds its
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from configs.schema import RunConfig
 from pipeline.losses.base import LossBatch, bounded, masked
-
-Correction = Literal["none", "truncate", "mask"]
-
-
-def correction_of(config: RunConfig) -> Correction:
-    """What `auto` means: truncate with SGLang, whose kernels are not the trainer's, where pi_old is recomputed."""
-    chosen = config.loss.rollout_correction
-    if chosen != "auto":
-        return chosen
-    return "truncate" if config.rollout.engine == "sglang" and config.rollout.recompute_log_probs else "none"
+from pipeline.objective_needs import correction_of
 
 
 def rollout_weights(batch: LossBatch, config: RunConfig) -> tuple[Tensor, dict[str, Tensor]] | None:

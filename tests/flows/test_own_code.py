@@ -52,6 +52,41 @@ def test_a_mistake_in_an_algorithm_is_named_with_its_line(
     assert line is None or f"mine.py:{line}: " in problem
 
 
+REWARDED = ("await models.actor.compute_log_prob(rollouts)", "await models.reward.compute_reward(rollouts)")
+ADVANTAGES, UPDATE = (
+    "await models.compute_advantages(rollouts{})",
+    "await models.actor.update_actor(rollouts, loss={!r})",
+)
+REFERENCE = "await models.reference.compute_log_prob(rollouts)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kl", "part"),
+    [
+        (
+            (ADVANTAGES.format(""), UPDATE.format("mine.py:own")),
+            "loss",
+            "mine.py:6: kl.placement: loss (kl.coef 0.001)",
+        ),
+        ((ADVANTAGES.format(""), UPDATE.format("clipped")), "loss", "mine.py:6: kl.placement: loss (kl.coef 0.001)"),
+        ((ADVANTAGES.format(", estimator='gae'"),), "reward", "mine.py:5: kl.placement: reward (kl.coef 0.001)"),
+        ((REFERENCE, ADVANTAGES.format(", estimator='gae'")), "reward", "gae reads values, which no call"),
+        ((ADVANTAGES.format(", estimator='remax'"),), "none", "remax reads baseline, which no call"),
+        ((UPDATE.format("clipped"),), "none", "the loss clipped reads advantages"),
+        ((UPDATE.format("dpo"),), "none", "the loss dpo reads ref_log_probs"),
+        ((ADVANTAGES.format(""), UPDATE.format("clipped")), "none", None),
+        ((REFERENCE, ADVANTAGES.format(""), UPDATE.format("mine.py:own")), "loss", None),
+        ((UPDATE.format("sft"),), "loss", None),
+    ],
+)
+def test_what_estimator_loss_and_kl_term_read_has_to_be_written(
+    tmp_path: Path, lines: tuple[str, ...], kl: str, part: str | None
+) -> None:
+    found = answer(config(tmp_path, body(*REWARDED, *lines), kl={"placement": kl, "coef": 0.001})).get("problem")
+    assert found is None if part is None else part in str(found)
+    assert part is None or not part.endswith("0.001)") or str(found).endswith("or --set kl.placement=none")
+
+
 def test_an_algorithm_that_runs_says_what_it_trains(tmp_path: Path) -> None:
     good = body("await models.reward.compute_reward(rollouts)", "await models.actor.update_actor(rollouts, loss='x')")
     assert answer(config(tmp_path, good)) == {"roles": ["actor", "reward"], "trained": ["actor"]}
