@@ -27,6 +27,7 @@ from flows.run import ranks_needed
 from flows.signals import StopRequest
 from pipeline.trace import trace_async
 from storage.run_directory import RunDirectory
+from workers.attach import SHARED_SCRATCH, check_workers
 from workers.cluster import dask_client
 
 
@@ -84,7 +85,9 @@ def replay(
         asked = await question(run, iteration=iteration, stage=stage, overrides=overrides)
         with StopRequest() as stop, LiveView(1, quiet=quiet) as view:
             stop.note = view.note
-            async with dask_client(asked.before, num_workers=asked.num_workers) as client:
+            async with dask_client(asked.config, num_workers=asked.num_workers) as client:
+                if asked.config.cluster.scheduler is not None:
+                    await check_workers(client, asked.config, folder, asked=SHARED_SCRATCH)
                 return await answer(asked, client, folder, view=view, stop=stop)
 
     with run.kept_still():

@@ -15,12 +15,12 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "secret", 
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """The address of a server with one bucket."""
+def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
+    """The URL of a server with one bucket."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"

@@ -23,6 +23,14 @@ from workers.tls import client_context, security
 
 ANSWER_S = 5.0
 """Dask's scheduler speaks first, at once; one that says nothing wants something else."""
+SHARED_OUTPUT = (
+    "output: worker {worker} does not see the run directory in {output}; name a folder that all hosts share under the "
+    "same path, or an object store (s3://)"
+)
+SHARED_SCRATCH = (
+    "worker {worker} does not see the folder of the replay in {output}; have TMPDIR name one that all hosts share, "
+    "or replay on this machine: --set cluster.scheduler=null"
+)
 START_WORKERS = "start workers with `dask worker --nthreads 1 --memory-limit 0 --resources rank=1`"
 
 
@@ -128,8 +136,11 @@ def _probe(output: Location) -> Iterator[Location]:
         remove_tree(path)
 
 
-async def check_workers(client: Client, config: RunConfig, output: Location) -> None:
-    """Whether every worker that carries the label could be a rank; raises UserError for the first thing lacking."""
+async def check_workers(client: Client, config: RunConfig, output: Location, *, asked: str = SHARED_OUTPUT) -> None:
+    """Whether every worker that carries the label could be a rank; raises UserError for the first thing lacking.
+
+    asked: what is said where a worker does not see `output`.
+    """
     with _probe(output) as probe:
         question = Question(paths=local_files(config), variables=references(config), probe=str(probe))
         addresses = await worker_addresses(client)
@@ -138,7 +149,7 @@ async def check_workers(client: Client, config: RunConfig, output: Location) -> 
         line
         for worker, answer in sorted(answers.items())
         for line in (
-            differences(worker, answer, question, output=str(output))
+            differences(worker, answer, question, unseen=asked.format(worker=worker, output=output))
             if isinstance(answer, HostReport)
             else [f"worker {worker} cannot run this project's code ({answer!r}); install the same version there"]
         )

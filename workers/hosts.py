@@ -83,8 +83,8 @@ def _sees(probe: str) -> bool:
         return False
 
 
-def differences(worker: str, theirs: HostReport, question: Question, *, output: str) -> Iterator[str]:
-    """One line for each thing that keeps this worker from being a rank of the run."""
+def differences(worker: str, theirs: HostReport, question: Question, *, unseen: str) -> Iterator[str]:
+    """One line for each thing that keeps this worker from being a rank of the run. unseen: that for the probe."""
     if theirs.code != code_hash():
         yield (
             f"worker {worker} runs other code of hybridflow ({theirs.code}) than this machine ({code_hash()}); "
@@ -97,10 +97,7 @@ def differences(worker: str, theirs: HostReport, question: Question, *, output: 
                 "install the same versions"
             )
     if not theirs.sees_probe:
-        yield (
-            f"output: worker {worker} does not see the run directory in {output}; name a folder that all hosts "
-            "share under the same path, or an object store (s3://)"
-        )
+        yield unseen
     for key in theirs.missing:
         yield (
             f"{key}: worker {worker} has no {question.paths[key]} (looked up from {theirs.folder}); put it there "

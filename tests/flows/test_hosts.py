@@ -16,16 +16,22 @@ import pytest
 from distributed import Client
 
 from configs.errors import UserError
+from configs.loader import apply_overrides
 from configs.schema import RunConfig
 from flows.cli import main
 from flows.prefect_server import LocalPrefectServer
 from flows.run import RunSummary, session
+from storage.checkpoints import CheckpointStore
+from storage.locations import local_side
+from storage.object_path import ObjectPath
+from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from storage.run_status import read_status
 from tests.certificates import write_certificates
 from tests.flows.tiny_runs import ppo_config, write_inputs
 from tests.gloo import free_port
 from tests.hosts import Host, two_hosts
+from tests.s3 import BUCKET, CREDENTIALS, environment, s3_server
 from tests.sockets import Listening, exposed, tree, watched
 
 CANARY = "canary-3f9c1e77"
@@ -46,6 +52,7 @@ class Cluster:
     """What the module's tests look at."""
 
     hosts: tuple[Host, Host]
+    own: Path
     scheduler: str
     tls: dict[str, str]
     folder: Path
@@ -61,10 +68,16 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalPrefectServer) -> Iterator[Cluster]:
     """A scheduler and a worker here, a worker on the other host, started as docs/multi-node.md says."""
     folder = tmp_path_factory.mktemp("hosts")
-    (folder / "hidden").mkdir()
-    inputs, tls = write_inputs(folder), write_certificates(folder / "tls")
+    own = folder / "own"
+    for path in (folder / "hidden", own / "tmp"):
+        path.mkdir(parents=True)
+    inputs, tls = write_inputs(own), write_certificates(folder / "tls")
+    (own / "rewards.py").write_text(REWARD)
     with ExitStack() as stack:
-        hosts = stack.enter_context(two_hosts(folder / "hidden"))
+        hosts = stack.enter_context(two_hosts(folder / "hidden", own))
+        store = stack.enter_context(s3_server(hosts[0].address))
+        local = {"TMPDIR": str(own / "tmp"), "XDG_CACHE_HOME": str(own / "cache")}
+        stack.enter_context(environment({**CREDENTIALS, "AWS_ENDPOINT_URL": store, **local}))
         scheduler = f"tls://{hosts[0].address}:{free_port()}"
         files = [f"--tls-ca-file={tls['ca_file']}", f"--tls-cert={tls['cert_file']}", f"--tls-key={tls['key_file']}"]
         everywhere = ["--dashboard-address=127.0.0.1:0", *files]
@@ -78,7 +91,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, prefect_server: LocalPrefe
             processes.append(_started(folder, host, "worker", *arguments))
         pids = [os.getpid(), prefect_server.address.pid, *(process.pid for process in processes)]
         with watched(*pids) as listening:
-            yield Cluster(hosts=hosts, scheduler=scheduler, tls=tls, folder=folder, inputs=inputs, listening=listening)
+            parts = {"scheduler": scheduler, "tls": tls, "inputs": inputs, "listening": listening}
+            yield Cluster(hosts=hosts, own=own, folder=folder, **parts)
 
 
 def _started(folder: Path, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
@@ -98,9 +112,8 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 @pytest.fixture(scope="module")
 def finished(cluster: Cluster) -> RunSummary:
-    (cluster.folder / "rewards.py").write_text(REWARD)
     options = {"api_key": f"env:{VARIABLE}", "headers": {"Authorization": f"env:{VARIABLE}"}}
-    functions = [{"path": f"{cluster.folder}/rewards.py:keyed", "options": options, "on_error": "zero"}]
+    functions = [{"path": f"{cluster.own}/rewards.py:keyed", "options": options, "on_error": "zero"}]
     config = cluster.config(algorithm="grpo", rewards={"functions": functions}, training={"num_iterations": 1})
 
     async def go() -> RunSummary:
@@ -143,6 +156,33 @@ def test_a_secret_is_in_no_file(cluster: Cluster, finished: RunSummary, prefect_
     )
     assert (found.stdout, found.stderr) == ("", "")
     assert f"env:{VARIABLE}" in run.config_json.read_text()
+
+
+def test_a_run_in_an_object_store_needs_no_file_system_that_hosts_share(cluster: Cluster, tmp_path: Path) -> None:
+    """Each host has models, data and code of its own; what the run writes and reads again goes through the store."""
+    here, other = cluster.hosts
+    output = ObjectPath(BUCKET, "hosts")
+    options = {"api_key": f"env:{VARIABLE}", "headers": {"Authorization": f"env:{VARIABLE}"}}
+    functions = [{"path": f"{cluster.own}/rewards.py:keyed", "options": options, "on_error": "zero"}]
+    config = cluster.config(algorithm="grpo", rewards={"functions": functions}, training={"num_iterations": 1})
+
+    async def go() -> RunDirectory:
+        async with session(config, parent=output, num_workers=2, quiet=True) as open_session:
+            run = RunDirectory.open((await open_session.run(config)).run_dir)
+            longer = apply_overrides(config, ["training.num_iterations=2"])
+            assert (await open_session.resume(run, longer)).status == "completed"
+            return run
+
+    run = asyncio.run(go())
+    assert [RolloutStore(run.rollouts).read(i).num_rows for i in (0, 1)] == [8, 4]
+    newest = CheckpointStore(run.checkpoints).latest()
+    assert newest is not None and newest.step == 2
+    shards = {path.name for path in newest.path.rglob("*.distcp")}
+    assert shards == {"__0_0.distcp", "__1_0.distcp"}, "each rank has sent its own"
+    logs = [host.at_home(local_side(run.path)) / "logs" for host in (here, other)]
+    assert [(logs[rank] / f"rank-{rank}.log").is_file() for rank in (0, 1)] == [True, True]
+    assert other.own is None or not (logs[0] / "rank-1.log").exists(), "logs stay where they are written"
+    assert main(["checkpoints", "export", str(run.path), str(tmp_path / "exported")]) == 0
 
 
 async def refusal(config: RunConfig, output: Path) -> str:

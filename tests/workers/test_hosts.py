@@ -20,14 +20,14 @@ def test_each_difference_is_one_line_with_a_remedy() -> None:
     here = report(QUESTION)
     assert not here.sees_probe and here.missing == ("actor.path",) and here.unset == ("a.options.key",)
     other = replace(here, code="0123", versions={**here.versions, "torch": "1.0"}, folder="/")
-    lines = list(differences("tcp://b:1", other, QUESTION, output="/runs"))
+    lines = list(differences("tcp://b:1", other, QUESTION, unseen="unseen; share it"))
     first_words = [line.partition(" ")[0] for line in lines]
-    assert first_words == ["worker", "worker", "output:", "actor.path:", "a.options.key:"]
+    assert first_words == ["worker", "worker", "unseen;", "actor.path:", "a.options.key:"]
     assert lines[0].startswith("worker tcp://b:1 runs other code of hybridflow (0123) than this machine")
     assert "has torch 1.0, this machine" in lines[1]
     assert all("; " in line and "\n" not in line for line in lines)
     fine = replace(here, sees_probe=True, missing=(), unset=())
-    assert list(differences("tcp://b:1", fine, QUESTION, output="/runs")) == []
+    assert list(differences("tcp://b:1", fine, QUESTION, unseen="unseen; share it")) == []
 
 
 def test_the_network_is_that_of_the_worker_or_what_is_told() -> None:
