@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.algorithms import TRAINED_SCORER, WITHOUT_CRITIC, algorithm_names
 from configs.blame import Stated
 from configs.cluster_checks import cluster_problems
-from configs.data_files import Kind, data_problems
+from configs.data_files import Kind, batch_warnings, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
 from configs.errors import refuse, shown, suggestion
@@ -34,7 +34,9 @@ from configs.schema import ROLES, ModelConfig, RunConfig
 from configs.secrets import secret_problems
 from configs.tokenizer_checks import tokenizer_problems
 
-ALGORITHMS = algorithm_names()
+EVALUATE = "evaluate"
+"""The algorithm that the command of that name sets."""
+ALGORITHMS = tuple(name for name in algorithm_names() if name != EVALUATE)
 RL_ALGORITHMS = ("ppo", "remax", "safe_rlhf", *WITHOUT_CRITIC)
 BUILT_IN_REWARDS = (
     "exact_match", "contains", "regex", "length", "reasoning_gym", "math_verify", "json_schema", "code", "http_judge",
@@ -46,24 +48,30 @@ MAX_NAME = 100
 Check = Callable[[RunConfig], Iterator[str]]
 
 
-def check_config(config: RunConfig, *, source: str = "", stated: Stated | None = None) -> None:
+def check_config(config: RunConfig, *, source: str = "", stated: Stated | None = None, trains: bool = False) -> None:
     """Raises ConfigError with all problems (`refuse`).
 
     source: the file that the message names first; empty: none. stated: how the configuration was put together, to
-    name the override that a problem came with instead.
+    name the override that a problem came with instead. trains: an algorithm that does not is a problem.
     """
-    check = partial(config_problems, beside=folder_of(source))
+    check = partial(config_problems, beside=folder_of(source), trains=trains)
     if stated is None:
         refuse(check(config), source=source)
     else:
         refuse(stated.placed(check(config), check, file=source))
 
 
-def config_problems(config: RunConfig, *, beside: Path | None = None) -> Iterator[str]:
+def config_problems(config: RunConfig, *, beside: Path | None = None, trains: bool = False) -> Iterator[str]:
     """Every problem, one line each; the cheap checks first.
 
-    beside: the folder that the configuration lies in, where it is known.
+    beside: the folder that the configuration lies in, where it is known. trains: as of `check_config`.
     """
+    if trains and config.algorithm == EVALUATE:
+        yield (
+            f"algorithm: {EVALUATE} trains nothing; use the command hybridflow evaluate, or name an algorithm: "
+            f"{', '.join(ALGORITHMS)}"
+        )
+        return
     for check in CHECKS:
         yield from check(config)
     yield from hub_problems(config, beside=beside)
@@ -72,6 +80,7 @@ def config_problems(config: RunConfig, *, beside: Path | None = None) -> Iterato
 def config_warnings(config: RunConfig) -> Iterator[str]:
     """What may work, but hardly as it was meant, one line each."""
     yield from machine_warnings(config)
+    yield from batch_warnings(config.data)
     yield from hub_warnings(config)
 
 
@@ -94,7 +103,8 @@ def data_kind(algorithm: str) -> Kind:
 def _names(config: RunConfig) -> Iterator[str]:
     yield from plugin_problems(config)
     own = registered_names(config)
-    yield from code_problems("algorithm", config.algorithm, (*ALGORITHMS, *own), "algorithm")
+    if config.algorithm != EVALUATE:
+        yield from code_problems("algorithm", config.algorithm, (*ALGORITHMS, *own), "algorithm")
     if config.advantage.estimator is not None:
         yield from code_problems("advantage.estimator", config.advantage.estimator, (*ESTIMATORS, *own), "estimator")
     if config.loss.policy is not None:
@@ -133,12 +143,12 @@ def _rollouts_that_go_are_not_read(config: RunConfig) -> Iterator[str]:
 
 
 def _data_is_there(config: RunConfig) -> Iterator[str]:
-    if config.data.train is None and config.algorithm != "evaluate":
+    if config.data.train is None and config.algorithm != EVALUATE:
         yield "data.train: not set; name the rows to train on, as in data.train.path=prompts.jsonl"
 
 
 def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
-    if config.algorithm not in (*RL_ALGORITHMS, "evaluate"):
+    if config.algorithm not in (*RL_ALGORITHMS, EVALUATE):
         return
     has_model = config.reward.path is not None or config.reward.init is not None
     if not has_model and not config.rewards.functions and config.rollout.environment is None:
@@ -150,7 +160,7 @@ def _something_is_rewarded(config: RunConfig) -> Iterator[str]:
 
 def _answers(config: RunConfig) -> Iterator[str]:
     """Built-in rewards that compare with an answer need one."""
-    if config.algorithm not in (*RL_ALGORITHMS, "evaluate") or not _lacks_answers(config):
+    if config.algorithm not in (*RL_ALGORITHMS, EVALUATE) or not _lacks_answers(config):
         return
     for index, function in enumerate(config.rewards.functions):
         key = f"rewards.functions.{index}.path"
@@ -164,7 +174,7 @@ def _answers(config: RunConfig) -> Iterator[str]:
 
 
 def _lacks_answers(config: RunConfig) -> bool:
-    sources = held_out(config).values() if config.algorithm == "evaluate" else filter(None, (config.data.train,))
+    sources = held_out(config).values() if config.algorithm == EVALUATE else filter(None, (config.data.train,))
     generated = any(source.source == "reasoning_gym" for source in sources)
     return config.data.answer_column is None and not generated
 

@@ -75,6 +75,31 @@ def data_problems(data: DataConfig, split: Literal["train", "validation", "pretr
         yield from islice(_row_problems(dataset, place, needed), 1)
 
 
+def batch_warnings(data: DataConfig) -> Iterator[str]:
+    """More prompts an iteration than there are rows."""
+    if data.train is None or (rows := _rows_up_to(data.train, data.batch_size)) is None or rows >= data.batch_size:
+        return
+    yield (
+        f"data.batch_size: {data.batch_size}, but data.train has {rows} rows, and an iteration takes each row once at "
+        f"most: all {rows} every time; lower it, or give more rows"
+    )
+
+
+def _rows_up_to(dataset: DatasetConfig, limit: int) -> int | None:
+    """Rows of a data set, where there are fewer than `limit`, else that; None: only its package knows."""
+    limit = min(limit, dataset.size or limit)
+    if dataset.source != "file":
+        return limit if dataset.size else None
+    path = user_path(dataset.path)
+    if path.suffix in JSON_SUFFIXES:
+        with path.open("rb") as lines:
+            return sum(1 for _ in islice(filter(bytes.strip, lines), limit))
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return min(limit, int(file.metadata.num_rows))
+
+
 def _row_problems(dataset: DatasetConfig, place: str, needed: Mapping[str, str]) -> Iterator[str]:
     """What is wrong with the first rows, of which the very first has the right columns."""
     path = user_path(dataset.path)

@@ -63,7 +63,11 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def stated(name_or_path: str, overrides: Sequence[str]) -> Stated:
     """For checks of what `load_config` gives: which override a problem came with."""
-    return Stated(overrides=tuple(overrides), configured=lambda some: load_config(name_or_path, some))
+    return Stated(
+        overrides=tuple(overrides),
+        configured=lambda some: load_config(name_or_path, some),
+        place=lambda key: read_source(name_or_path, overrides).place(key),
+    )
 
 
 def read_source(name_or_path: str, overrides: Sequence[str] = ()) -> Source:

@@ -312,7 +312,7 @@ def doctor(json: Json = False) -> None:
 
 @config_app.command("check")
 def config_check(config: Config, overrides: Overrides = None, json: Json = False) -> None:
-    """Look for mistakes without loading anything; exits 2 when there is one."""
+    """Look for what would stop a run before it starts (no model is loaded); exits 2 when there is such a mistake."""
     from flows.commands import config as commands
 
     _finish(deliver(lambda: commands.check(config, overrides or ()), as_json=json))

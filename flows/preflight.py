@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from configs.blame import Stated
 from configs.checks import check_config
 from configs.errors import refuse
@@ -15,13 +17,26 @@ from workers.environments.pool import check_environment
 from workers.rewards import check_reward_functions
 
 
-def check(config: RunConfig, *, source: str = "", stated: Stated | None = None, runs_here: bool = True) -> None:
+def check(
+    config: RunConfig,
+    *,
+    source: str = "",
+    stated: Stated | None = None,
+    runs_here: bool = True,
+    trains: bool = False,
+) -> None:
     """Raises UserError for the first thing that would stop the run. source, stated: as of `check_config`.
 
-    runs_here: on this machine, by this process and its children.
+    runs_here: on this machine, by this process and its children. trains: an algorithm that does not is refused.
     """
-    check_config(config, source=source, stated=stated)
-    if runs_here and config.cluster.scheduler is None:
+    check_config(config, source=source, stated=stated, trains=trains)
+    with nullcontext() if stated is None else stated.locating(file=source):
+        _check_outside(config, runs_here=runs_here and config.cluster.scheduler is None)
+
+
+def _check_outside(config: RunConfig, *, runs_here: bool) -> None:
+    """What takes the user's code, packages, the environment or a store to know."""
+    if runs_here:
         refuse(unset_problems(config))
     check_sinks(config.logging)
     check_own_code(config)

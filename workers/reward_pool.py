@@ -79,7 +79,7 @@ class RewardScorer:
         if loaded.problem is not None:
             self.close()
             index, reason = loaded.problem
-            raise UserError(f"{self._place}[{index}].path {self._functions[index].path!r}: {reason}")
+            raise UserError(f"{self._place}.{index}.path: {self._functions[index].path!r}: {reason}")
         self.coroutines = loaded.coroutines
 
     def close(self) -> None:

@@ -202,9 +202,7 @@ def reward_names(functions: Sequence[RewardFunctionConfig], *, place: str = "rew
     names = tuple(function.name or function_name(function.path) for function in functions)
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise UserError(
-                f"{place}[{index}]: the name {name!r} is taken by functions[{names.index(name)}]; set `name`"
-            )
+            raise UserError(f"{place}.{index}.name: {name!r} is taken by {place}.{names.index(name)}; set another")
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.checks import check_config, config_warnings
+from configs.checks import config_warnings
 from configs.loader import load_config, resolved, stated
 from configs.reference import json_schema
 from configs.yaml_text import dump_yaml
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def check(name_or_path: str, overrides: Sequence[str]) -> Answer:
-    """Raises ConfigError with all problems; what is only doubtful is said beside the `ok`."""
+    """What `run` looks at before it starts. Raises UserError with all problems; what is only doubtful is said beside
+    the `ok`."""
+    from flows import preflight
+
     config = load_config(name_or_path, overrides)
-    check_config(config, source=name_or_path, stated=stated(name_or_path, overrides))
+    preflight.check(config, source=name_or_path, stated=stated(name_or_path, overrides), trains=True)
     warnings = [f"{name_or_path}: {line}" for line in config_warnings(config)]
 
     def show(console: Console) -> None:

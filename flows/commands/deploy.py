@@ -89,7 +89,7 @@ async def _register(specs: Sequence[DeploymentSpec]) -> tuple[list[str], list[st
 def _checked(names: Sequence[str], overrides: Sequence[str]) -> list[RunConfig]:
     configs = [load_config(name, overrides) for name in names]
     for name, config in zip(names, configs, strict=True):
-        check(config, source=name, stated=stated(name, overrides), runs_here=False)
+        check(config, source=name, stated=stated(name, overrides), runs_here=False, trains=True)
     for config in configs:
         if [other.name for other in configs].count(config.name) > 1:
             raise UserError(f"name: {config.name} is the name of two configurations; deployments are called by it")

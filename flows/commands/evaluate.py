@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.blame import Stated
 from configs.checkpoint_paths import CheckpointPath
 from configs.errors import UserError
 from configs.evaluation import held_out, metric_prefix
-from configs.loader import load_config
+from configs.loader import load_config, stated
 from configs.schema import DatasetConfig, ModelConfig, RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.commands.named_run import named_run
@@ -51,7 +51,7 @@ def evaluate(
         return evaluation_config(config, checkpoint=checkpoint, datasets=datasets, runs=runs)
 
     config = configured(overrides)
-    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
+    check(config, source=name_or_path, stated=replace(stated(name_or_path, overrides), configured=configured))
     fork_server.start(config)
     from flows.run import run as run_flow
 

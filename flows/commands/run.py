@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.blame import Stated
 from configs.checks import config_warnings
 from configs.errors import refuse
-from configs.loader import load_config, resolved
+from configs.loader import load_config, resolved, stated
 from configs.path_checks import output_problems
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
@@ -36,7 +35,8 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
         return load_config(name_or_path, some if output is None else [*some, f"output={json.dumps(output)}"])
 
     config = configured(overrides)
-    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
+    whole = replace(stated(name_or_path, overrides), configured=configured)
+    check(config, source=name_or_path, stated=whole, trains=True)
     for line in config_warnings(config):
         print(f"hybridflow: warning: {name_or_path}: {line}", file=sys.stderr)
     if dry_run:

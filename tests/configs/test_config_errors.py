@@ -395,7 +395,7 @@ def test_known_names_are_those_that_are_registered() -> None:
         """Without what other tests have registered in this process."""
         return {name for name in registry.names() if registry.get(name).__module__.startswith("pipeline.")}
 
-    assert set(checks.ALGORITHMS) == ours(ALGORITHMS)
+    assert {*checks.ALGORITHMS, checks.EVALUATE} == ours(ALGORITHMS)
     assert set(objective_checks.ESTIMATORS) == ours(ESTIMATORS)
     assert set(objective_checks.POLICY_LOSSES) <= set(LOSSES.names())
     assert set(checks.BUILT_IN_REWARDS) == set(BUILT_IN)

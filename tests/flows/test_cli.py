@@ -118,13 +118,63 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys: Capture, args: list[str],
 
 def test_config_check_says_ok_or_what_is_wrong(tmp_path: Path, capsys: Capture) -> None:
     path = str(write_good(tmp_path))
-    (warning,) = (checked := document_of(capsys, "config", "check", path))["warnings"]
+    args = ["config", "check", path, "--set", "data.batch_size=1"]
+    (warning,) = (checked := document_of(capsys, *args))["warnings"]
     assert (checked["config"], checked["ok"]) == (path, True)
     assert warning.startswith(f"{path}: actor.path: organisation/model is no directory here")
-    assert main(["config", "check", path]) == 0
+    assert main(args) == 0
     assert capsys.readouterr().out.splitlines() == [f"warning: {warning}", f"{path}: ok"]
     wrong = document_of(capsys, "config", "check", path, "--set", "rollout.num_samples=1", code=2)
     assert "rollout.num_samples: 1" in wrong["error"]
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("rewards.functions=[{path: 'own.py:two'}]", ("rewards.functions.0.path: 'own.py:two'", "as two(prompt, resp")),
+        ("rewards.functions=[{path: 'own.py:scaled'}]", ("--set rewards", "missing a required argument: 'scale'")),
+        ("algorithm=own.py:rloo", ("--set algorithm=own.py:rloo: algorithm", "own.py:7: kl.placement: reward", "none")),
+        ("algorithm=evaluate", ("algorithm: evaluate trains nothing", "hybridflow evaluate", "ppo, remax")),
+    ],
+)
+def test_config_check_and_a_dry_run_refuse_what_a_run_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, override: str, parts: tuple[str, ...]
+) -> None:
+    good = str(write_good(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    for command in (["config", "check", good], ["run", good, "--dry-run"]):
+        assert main([*command, "--set", override]) == 2
+        line = capsys.readouterr().err
+        assert all(part in line for part in parts) and line.startswith("hybridflow: --set ")
+    listed = document_of(capsys, "config", "check", good, "--set", "algorithm=zzz", code=2)["error"]
+    assert "valid: " in listed and "evaluate" not in listed
+
+
+OWN = """def two(prompt, response): return 0.0
+def scaled(prompt, response, answer, scale): return scale
+async def rloo(models, prompts):
+    rollouts = await models.actor.generate_sequences(prompts)
+    await models.actor.compute_log_prob(rollouts)
+    await models.reward.compute_reward(rollouts)
+    await models.compute_advantages(rollouts, estimator="rloo")
+    await models.actor.update_actor(rollouts, loss="reinforce")
+"""
+
+
+def test_a_mistake_that_takes_the_users_code_to_see_names_the_line_of_the_file(tmp_path: Path, capsys: Capture) -> None:
+    good, own = write_good(tmp_path), tmp_path / "own.py"
+    own.write_text(OWN)
+    good.write_text(good.read_text().replace("path: exact_match", f"path: {own}:two"))
+    number = next(n for n, line in enumerate(good.read_text().splitlines(), 1) if "own.py" in line)
+    line = document_of(capsys, "config", "check", str(good), code=2)["error"]
+    assert line.startswith(f"{good}:{number}: rewards.functions.0.path: ")
+
+
+def test_more_prompts_an_iteration_than_rows_are_warned_of(tmp_path: Path, capsys: Capture) -> None:
+    path = str(write_good(tmp_path))
+    document = document_of(capsys, "config", "check", path, "--set", "data.batch_size=2")
+    assert any("data.batch_size: 2, but data.train has 1 rows" in line for line in document["warnings"])
 
 
 def test_all_of_several_mistakes_are_printed_a_line_each(tmp_path: Path, capsys: Capture) -> None:

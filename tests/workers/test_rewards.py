@@ -138,13 +138,13 @@ def test_a_wrong_path_or_option_is_one_line_at_the_start(changes: dict[str, Any]
     started = time.monotonic()
     with pytest.raises(UserError) as raised:
         check(**changes)
-    assert str(raised.value).startswith(f"rewards.functions[1].path {changes['path']!r}: ")
+    assert str(raised.value).startswith(f"rewards.functions.1.path: {changes['path']!r}: ")
     assert message in str(raised.value) and "\n" not in str(raised.value)
     assert time.monotonic() - started < 2
 
 
 def test_names_must_differ() -> None:
-    with pytest.raises(UserError, match=r"functions\[1\]: the name 'letters' is taken by functions\[0\]"):
+    with pytest.raises(UserError, match=r"rewards.functions.1.name: 'letters' is taken by rewards.functions.0"):
         check(path=f"{EXAMPLES}:letters")
 
 

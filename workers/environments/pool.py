@@ -84,7 +84,7 @@ class EnvironmentProcess:
                 answer = {"loaded": f"importing it failed: {error}"}
             if answer["loaded"] is not None:
                 child.kill()
-                raise UserError(f"rollout.environment.path {self._config.path!r}: {answer['loaded']}")
+                raise UserError(f"rollout.environment.path: {self._config.path!r}: {answer['loaded']}")
             self._child = child
         return self._child
 
