@@ -9,6 +9,7 @@ never share a GPU.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from configs.schema import RunConfig
+from flows.signals import sigint_kept_from_children
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -89,7 +91,8 @@ def _yaml_entry(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 async def serve(specs: Sequence[DeploymentSpec], *, poll_interval_s: float) -> None:
-    """Register the deployments with the configured server and run what is due, one at a time, until SIGTERM.
+    """Register the deployments with the configured server and run what is due, one at a time, until SIGINT (which
+    cancels this) or SIGTERM.
 
     Schedules pause when this ends; runs that are going on get SIGTERM and stop at a stage boundary.
     """
@@ -99,7 +102,14 @@ async def serve(specs: Sequence[DeploymentSpec], *, poll_interval_s: float) -> N
     runner = Runner(name=TAG, limit=1, query_seconds=poll_interval_s)
     for spec in specs:
         await runner.aadd_deployment(await _deployment(spec))
-    await runner.start()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+
+    with sigint_kept_from_children(stop):
+        await runner.start()
 
 
 async def remove_stale(specs: Sequence[DeploymentSpec]) -> list[str]:

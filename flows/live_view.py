@@ -24,10 +24,13 @@ from rich.text import Text
 
 HEADLINE = {
     "reward": ("reward_mean", "reward"),
+    "cost": ("cost_mean",),
+    "multiplier": ("cost_multiplier",),
     "KL": ("kl",),
     "length": ("response_length_mean",),
     "loss": ("loss", "nll"),
     "accuracy": ("accuracy",),
+    "margin": ("margin",),
     "reward errors": ("reward_errors",),
     "tokens/s": ("tokens_per_second",),
     "s": ("time/iteration",),
@@ -162,6 +165,6 @@ def _find(metrics: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
 
 
 def _short(value: float) -> str:
-    if math.isfinite(value) and abs(value) >= 1000:
+    if math.isfinite(value) and abs(value) >= 999.5:  # as three digits, 1e+03
         return f"{value:,.0f}"
     return f"{value:.3g}"

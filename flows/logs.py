@@ -62,6 +62,18 @@ def controller_log(logs: Path, *, terminal_level: int = logging.WARNING) -> Iter
         file.close()
 
 
+@contextmanager
+def without_dask_chatter() -> Iterator[None]:
+    """Dask's records from WARNING on only: Prefect, where it started the process, prints those of all libraries."""
+    dask = logging.getLogger("distributed")
+    before = dask.level
+    dask.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        dask.setLevel(before)
+
+
 class FirstLine(logging.Formatter):
     """A record's first line: tracebacks and details are in the file."""
 

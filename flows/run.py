@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from flows.execution import RunExecution
 from flows.going_on import config_to_resume
 from flows.live_view import LiveView
-from flows.logs import IN_FILE_ONLY, controller_log
+from flows.logs import IN_FILE_ONLY, controller_log, without_dask_chatter
 from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import HOME, LocalPrefectServer
 from flows.preflight import check
@@ -133,6 +133,7 @@ async def session(
     """Start what runs need: a local Prefect server, unless PREFECT_API_URL names one, and Dask."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())
+        stack.enter_context(without_dask_chatter())
         stop.may_end_at_once = True
         # both take seconds to come up; Dask's client must be made in this task's own context
         starting = asyncio.ensure_future(stack.enter_async_context(_prefect(parent)))

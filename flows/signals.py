@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import util
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from typing import Any, Self
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 130
 RELEASE_S = 1.0
+POLL_S = 0.5
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -70,6 +72,29 @@ class StopRequest:
             _end_now()
         self._requested.set()
         self.note(f"{name}: stopping after the running stages, which are committed; again to end at once")
+
+
+@contextmanager
+def sigint_kept_from_children(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, processes that this thread starts do not get SIGINT, which a terminal sends to them as well: one that
+    still imports would end with a traceback, and one that also gets SIGTERM would take it for the second signal.
+
+    stop: called on another thread for each SIGINT of this process, unless a thread from before takes it.
+    """
+    ended = threading.Event()
+
+    def wait() -> None:
+        while not ended.is_set():
+            if signal.sigtimedwait({signal.SIGINT}, POLL_S) is not None:
+                stop()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _print_note(text: str) -> None:

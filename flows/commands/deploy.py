@@ -44,7 +44,7 @@ def serve(names: Sequence[str], overrides: Sequence[str]) -> Answer:
     def wait() -> None:
         from flows.deployments import serve as serve_deployments
 
-        with stack, suppress(KeyboardInterrupt):
+        with stack, suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(serve_deployments(specs, poll_interval_s=POLL_INTERVAL_S))
 
     def show(console: Console) -> None:

@@ -63,7 +63,10 @@ def write_nightly(folder: Path) -> Path:
 def process(*command: str, cwd: Path, killed: bool = False, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the user's folder, ended as a service manager does. killed: at once, when it has nothing to do."""
     ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "ERROR", **environment}
-    started = subprocess.Popen(command, cwd=cwd, env={**os.environ, **ours}, stdout=subprocess.DEVNULL)
+    with (cwd / "process.err").open("wb") as errors:
+        started = subprocess.Popen(
+            command, cwd=cwd, env={**os.environ, **ours}, stdout=subprocess.DEVNULL, stderr=errors
+        )
     try:
         yield started
     finally:
@@ -87,6 +90,7 @@ def served(config: Path) -> Iterator[None]:
         yield
         started.send_signal(signal.SIGINT)
     assert started.returncode == 0
+    assert "distributed" not in (config.parent / "process.err").read_text(), "Dask's own lines"
 
 
 async def until(what: Any, *, seconds: float) -> Any:

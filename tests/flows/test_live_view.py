@@ -29,6 +29,10 @@ def screen(console: Console) -> str:
 
 def test_the_headline_names_what_is_there() -> None:
     assert headline(METRICS) == "reward 0.512  KL 0.01  length 24  tokens/s 18,300  s 2.5"
+    safe = {"cost_multiplier": 0.5, "cost_mean": -1.25, "reward_mean": 2.0, "tokens_per_second": 999.7}
+    assert headline(safe) == "reward 2  cost -1.25  multiplier 0.5  tokens/s 1,000"
+    pairs = {"actor.update_actor/margin": 0.031, "loss": 0.68, "accuracy": 0.5}
+    assert headline(pairs) == "loss 0.68  accuracy 0.5  margin 0.031"
     assert headline({"reward.update_reward/accuracy": 0.75}) == "accuracy 0.75"
     assert headline({"kl": float("nan")}) == "KL nan"
     assert headline({}) == ""

@@ -77,3 +77,30 @@ def test_while_nothing_runs_the_first_signal_ends_the_process() -> None:
     out, err = process.communicate(timeout=10)
     assert process.returncode == EXIT_INTERRUPTED
     assert out == "" and err == "SIGTERM: ending now; no stage was running\n"
+
+
+def test_a_process_that_is_started_gets_no_ctrl_c_while_the_one_that_starts_it_ends() -> None:
+    """SIGINT of the whole process group, as a terminal sends it."""
+    child = "import sys; print('up', flush=True); sys.stdin.read(); print('unharmed')"
+    parent = f"""
+import subprocess, sys, threading
+from flows.signals import sigint_kept_from_children
+stop = threading.Event()
+with sigint_kept_from_children(stop.set):
+    child = subprocess.Popen([sys.executable, "-S", "-c", {child!r}], stdin=subprocess.PIPE)
+    stop.wait(10)
+child.communicate()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "unharmed\n", "")
