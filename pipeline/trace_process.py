@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import sys
-import sysconfig
-import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,13 +19,12 @@ if __name__ == "__main__":
     # Started by file name: the package's parent is not on the path, and the current folder must not be first.
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
+from configs.own_frames import last_own_frame
 from configs.schema import RunConfig
 from pipeline.plugins import load_plugins
 from pipeline.registry import UnknownName
 from pipeline.trace import TraceError, roles_of, trace, trained_roles
 
-ROOT = Path(__file__).resolve().parent.parent
-OWN = ("configs", "pipeline", "storage", "workers", "flows")
 TRACE_TIMEOUT_S = 5.0
 """For the calls of one iteration, of which none computes anything."""
 
@@ -85,12 +82,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """`file:line: ` of the last frame in code that is neither ours nor installed."""
-    foreign = (*(str(ROOT / name) for name in OWN), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*foreign, "<"))]
+    """`file:line: ` of the last frame in code of the user's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "
-    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    frame = last_own_frame(error)
+    return f"{frame.filename}:{frame.lineno}: " if frame is not None else ""
 
 
 def main() -> None:

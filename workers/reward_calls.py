@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 from configs.errors import UserError
+from configs.own_frames import last_own_frame, shown_frame
 from configs.secrets import masked, resolved_options
 from workers.reward_paths import FunctionPathError, resolve
 from workers.verifiers import BUILT_IN, Verdict
@@ -156,5 +157,6 @@ async def _limited(loaded: LoadedFunction, sample: Sample, timeout_s: float) -> 
 
 
 def _error(error: BaseException) -> Reply:
-    line = " ".join(f"{type(error).__name__}: {error}".split())
-    return {"error": masked(line), "traceback": masked(traceback.format_exc())}
+    line, frame = " ".join(f"{type(error).__name__}: {error}".split()), last_own_frame(error)
+    place = "" if frame is None else f" ({shown_frame(frame)})"
+    return {"error": masked(line + place), "traceback": masked(traceback.format_exc())}

@@ -143,6 +143,7 @@ class RewardFunctions:
             if table.errors <= LOGGED_FAILURES:
                 logger.warning("%s\n%s", failure, one.traceback)
             if self._functions[job.call].on_error == "abort":
+                failure.add_note(one.traceback)  # travels with the error into the controller's log
                 raise failure
 
 

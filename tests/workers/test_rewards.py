@@ -15,6 +15,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.schema import RewardFunctionConfig, RewardsConfig, RunConfig
+from workers.envelope import enveloped
 from workers.rewards import RewardError, RewardFunctions, RewardSample, RewardScores, check_reward_functions
 
 EXAMPLES = "tests.workers.reward_examples"
@@ -91,6 +92,17 @@ def test_a_failing_sample_is_zero_and_counted_or_ends_the_stage(response: str, c
         score([function("misbehaving")], "fine", response, "fine")
     assert cause in str(raised.value)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_failure_names_the_line_of_the_users_file_and_its_traceback_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "badrew.py").write_text("def bad(prompt, response, answer):\n    return len(prompt) / 0\n")
+    monkeypatch.chdir(tmp_path)
+    envelope = enveloped(lambda: score([RewardFunctionConfig(path="badrew.py:bad")], "a"))()
+    assert envelope.error is not None
+    assert envelope.error.endswith("ZeroDivisionError: division by zero (badrew.py, line 2, in bad)")
+    assert "return len(prompt) / 0" in envelope.details  # what the controller's log gets
 
 
 def test_the_child_is_started_at_the_first_use_kept_and_ended() -> None:
