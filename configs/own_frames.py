@@ -19,7 +19,7 @@ def last_own_frame(error: BaseException) -> FrameSummary | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     own = [frame for frame in frames if not frame.filename.startswith((*ours, installed))]
     theirs = [frame for frame in frames if frame.filename.startswith(installed)]
-    return (own or theirs or [None])[-1]
+    return next(reversed(own or theirs), None)
 
 
 def shown_frame(frame: FrameSummary) -> str:
