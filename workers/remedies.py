@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-ErrorClass = Literal["lost", "timeout", "engine", "user", "memory", "diverged", "internal"]
+ErrorClass = Literal["lost", "timeout", "engine", "start", "user", "memory", "diverged", "internal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,11 @@ REMEDIES: Mapping[ErrorClass, Remedy] = {
         meaning="a rollout engine died, also after it was started again",
         retry=True,
         advice="the engine's log says why; then resume",
+    ),
+    "start": Remedy(
+        meaning="a rollout engine cannot start: a module, a file or an argument of it is wrong",
+        retry=False,
+        advice="mend what the line names, or use rollout.engine: torch; then resume",
     ),
     "user": Remedy(meaning="configuration or data", retry=False, advice="mend what the line names; then resume"),
     "memory": Remedy(

@@ -10,6 +10,7 @@ from configs.errors import UserError
 from flows.recovery import MAX_RECOVERIES, Recoveries
 from workers.data_plane import ColumnsLost
 from workers.engines.base import EngineError
+from workers.engines.sglang.engine import failure
 from workers.envelope import OutOfMemory, RankError, RanksLost, TrainingDiverged, classify
 from workers.remedies import REMEDIES, ErrorClass
 
@@ -20,6 +21,12 @@ ERRORS: list[tuple[Exception, ErrorClass]] = [
     ),
     (ColumnsLost("values of iteration 3"), "lost"),
     (EngineError("the launcher ended"), "engine"),
+    (failure("start", "ModuleNotFoundError: No module named 'sgl_kernel'; log: e.log"), "start"),
+    (failure("start", "it ended during start (exit code 1); ValueError: unknown backend; log: e.log"), "start"),
+    (failure("start", "start: not done within 9 s (it had to be killed); ImportError: x; log: e.log"), "engine"),
+    (failure("start", "ValueError: Not enough memory; log: e.log"), "engine"),
+    (failure("start", "OSError: [Errno 98] Address already in use; log: e.log"), "engine"),
+    (failure("generate", "ValueError: a request; log: e.log"), "engine"),
     (UserError("data.train.path: no such file"), "user"),
     (OutOfMemory("out of memory on cuda:0"), "memory"),
     (MemoryError(), "memory"),

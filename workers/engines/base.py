@@ -21,6 +21,7 @@ import numpy as np
 
 from pipeline.rollouts import Array
 from workers.envelope import StageError
+from workers.remedies import ErrorClass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,13 @@ LOG_PROB_DEFINITION = (
 class EngineError(StageError, RuntimeError):
     """The engine failed; the stage may be tried again."""
 
-    error_class = "engine"
+    error_class: ErrorClass = "engine"
+
+
+class EngineCannotStart(EngineError):
+    """The engine's program refuses to start, and would the next time."""
+
+    error_class: ErrorClass = "start"
 
 
 @dataclass(frozen=True, kw_only=True)

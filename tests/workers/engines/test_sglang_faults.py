@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.workers.engines import compliance, sglang_models
-from workers.engines.base import EngineError, GenerateResult, SamplingParams
+from workers.engines.base import EngineCannotStart, EngineError, GenerateResult, SamplingParams
 from workers.engines.dispatch import generate_all
 from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang.process import EngineDied, EngineProcess, members
@@ -185,7 +185,9 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
     with sglang_models.kernel_stub():
         engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
-        with pytest.raises(EngineError, match=r"start failed: FileNotFoundError: .*config.json.*log: .*engine.log"):
+        with pytest.raises(
+            EngineCannotStart, match=r"start failed: FileNotFoundError: .*config.json.*log: .*engine.log"
+        ):
             engine.weights()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workers.engines.base import (
+    EngineCannotStart,
     EngineError,
     EngineMetadata,
     GenerateRequest,
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 NO_WEIGHTS = -1
+PERMANENT = (
+    r"\b(ModuleNotFound|Import|Syntax|Name|Attribute|Type|Value|Key|Assertion|NotImplemented|FileNotFound|Permission)"
+    r"Error: "
+)
+"""What says that a program, its files or its arguments are wrong, which no further start mends."""
+PASSING = r"[Mm]emory|not done within|no sign of life"
+"""Unless it is memory, which others may give back, or a deadline, of which the log's last exception says nothing."""
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 """Expected |engine - trainer| of one log-probability: the kernels differ, and 16-bit logits are rounded."""
 
@@ -160,11 +169,10 @@ class SglangEngine:
             yield
         except EngineDied as error:
             self._forget()
-            raise EngineError(f"sglang engine: {operation} failed: {with_remedy(str(error))}") from error
+            raise failure(operation, with_remedy(str(error))) from error
         except RuntimeError as error:
             self.shutdown()
-            reason = with_remedy(str(error))
-            raise EngineError(f"sglang engine: {operation} failed: {reason}; log: {self.log}") from error
+            raise failure(operation, f"{with_remedy(str(error))}; log: {self.log}") from error
 
     def _forget(self) -> None:
         """Drop what belonged to the last process: handles of freed memory must not be used or kept open."""
@@ -219,6 +227,13 @@ def _complete(requests: Sequence[GenerateRequest], samples: dict[int, Sample]) -
             own = tuple(samples[number] for number in numbers)
             results.append(GenerateResult(request_id=request.request_id, samples=own))
     return results
+
+
+def failure(operation: str, reason: str) -> EngineError:
+    """Of a start, whether another one may go better: not where the engine's program says what is wrong with it."""
+    may_pass = operation != "start" or not re.search(PERMANENT, reason) or re.search(PASSING, reason)
+    kind = EngineError if may_pass else EngineCannotStart
+    return kind(f"sglang engine: {operation} failed: {reason}")
 
 
 def with_remedy(reason: str) -> str:
