@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ STEP = "eval/step"
 VALIDATION = ""
 SHOWN = ("mean@", "pass@", "accuracy", "sign_accuracy", "perplexity")
 """Beginnings of the estimates that are said in a sentence, in this order."""
+OVER_PROMPTS = ("mean@", "pass@", "maj@", "best@")
 PART = re.compile(r"reward/.*_mean(_low|_high)?")
 """Parts of the reward, whose names have a slash as those of data sets do."""
 
@@ -88,6 +90,18 @@ def _is_estimate(name: str) -> bool:
 
 
 def _estimate(metrics: Mapping[str, float], name: str) -> str:
+    passes = "pass_score" in metrics and name.startswith("pass@")
+    remarks = [between(metrics, name), f"a pass: score {metrics['pass_score']:.3g} or more" if passes else ""]
+    said = "; ".join(filter(None, remarks))
+    return f"{name} {metrics[name]:.3g}" + (f" ({said})" if said else "")
+
+
+def between(metrics: Mapping[str, Any], name: str) -> str:
+    """`0.48 to 0.56`; why an estimate has no interval; nothing of what never has one."""
     low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
-    between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
-    return f"{name} {metrics[name]:.3g}{between}"
+    if low is not None and high is not None and math.isfinite(low) and math.isfinite(high):
+        return f"{low:.3g} to {high:.3g}"
+    prompts = metrics.get("prompts")
+    if prompts is None or not name.startswith(OVER_PROMPTS):
+        return ""
+    return "one prompt: no interval" if prompts == 1 else f"the same for all {prompts:.0f} prompts: no interval"

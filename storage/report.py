@@ -14,8 +14,9 @@ import numpy as np
 
 from pipeline.random import permutation
 from pipeline.rollouts import Array
+from storage.evaluation_results import OVER_PROMPTS, between, evaluations_of
 from storage.jsonable import jsonable
-from storage.locations import Location
+from storage.locations import Location, is_there
 from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -26,6 +27,9 @@ MAX_TOKENS = 1024
 """Of a sample's response."""
 MAX_CHARACTERS = 4000
 """Of a prompt."""
+MAX_ESTIMATES = 400
+"""Rows of the table of evaluations."""
+BOUNDS = ("_low", "_high")
 HEAT_COLUMNS = ("advantages", "log_prob_gap", "ref_gap", "entropy", "values", "token_rewards")
 TEXTS = ("prompt_text", "text")
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -58,6 +62,8 @@ def collect(
         f"{len(samples)} samples of {len(chosen)} iterations: the best, the worst and some others of each, "
         f"at most {MAX_TOKENS} tokens of a response. `hybridflow rollouts grep` looks through all samples.",
         "facts": _facts(run, lines),
+        "evaluations": _evaluations(lines),
+        "config": run.config_yaml.read_text(encoding="utf-8") if is_there(run.config_yaml) else "",
         "iterations": [line["iteration"] for line in lines if "iteration" in line],
         "metrics": metrics,
         "panels": [[title, list(names)] for title, names in PANELS],
@@ -102,6 +108,17 @@ def _is_number(value: object) -> bool:
 
 def _short(value: Any) -> float | int | None:
     return float(f"{value:.6g}") if isinstance(value, float) else value if _is_number(value) else None
+
+
+def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of step, data set, estimate, value and interval: of each estimate that has an interval, newest first."""
+    return [
+        [str(entry.step), dataset or "validation", name, f"{metrics[name]:.4g}", between(metrics, name)]
+        for entry in reversed(evaluations_of(lines))
+        for dataset, metrics in entry.datasets.items()
+        for name in metrics
+        if not name.endswith(BOUNDS) and (name.startswith(OVER_PROMPTS) or f"{name}_low" in metrics)
+    ][:MAX_ESTIMATES]
 
 
 def _facts(run: RunDirectory, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -161,7 +162,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
     console.print(f"{document['model']}, {document['samples_per_prompt']} samples a prompt", markup=False)
     for name, results in document["datasets"].items():
         rows = [
-            (estimate, f"{of['value']:.4g}", f"{of['low']:.4g}", f"{of['high']:.4g}")
+            (estimate, *(f"{of[part]:.4g}" if math.isfinite(of[part]) else "-" for part in ("value", "low", "high")))
             for estimate, of in results["estimates"].items()
         ]
         console.print(f"{name}: {int(results['prompts'])} prompts" if "prompts" in results else name, markup=False)

@@ -144,6 +144,8 @@ function fillChoices() {
   for (const place of new Set(data.samples.map((sample) => sample.iteration))) {
     byId("iteration").append(element("option", { value: String(place) }, `iteration ${place}`));
   }
+  const last = data.samples.at(-1);
+  if (last) byId("iteration").value = String(last.iteration);
   for (const sample of data.samples) sample.search = `${sample.prompt}\n${sample.text}`.toLowerCase();
   for (const id of ["search", "which", "iteration", "column"]) {
     byId(id).addEventListener("input", () => { shown = PAGE; drawSamples(); });
@@ -157,6 +159,12 @@ byId("about").textContent = data.about;
 for (const [name, value] of Object.entries(data.facts)) {
   byId("facts").append(element("tr", {}, element("td", { class: "muted" }, name), element("td", {}, number(value))));
 }
+byId("config").textContent = data.config;
+byId("configured").hidden = !data.config;
+for (const row of data.evaluations) {
+  byId("evaluations").append(element("tr", {}, ...row.map((text) => element("td", {}, text))));
+}
+byId("evaluated").hidden = !data.evaluations.length;
 drawCharts();
 fillChoices();
 drawSamples();

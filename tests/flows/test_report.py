@@ -56,7 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     log = MetricsLog(run.metrics)
     for iteration in range(3):
         metrics = {"reward_mean": iteration / 2, "kl": 0.1, "response_length_mean": float("nan"), EVIL: 1.0}
-        log.append(iteration, {**metrics, "time/iteration": 2.0})
+        judged = {"eval/mean@2": 0.25, "eval/mean@2_low": 0.125, "eval/mean@2_high": 0.5, "eval/prompts": 9.0}
+        log.append(iteration, {**metrics, **(judged if iteration == 2 else {}), "time/iteration": 2.0})
     return run
 
 
@@ -70,6 +71,13 @@ def test_the_page_in_a_browser(run: RunDirectory, tmp_path: Path, capsys: Captur
     with open_browser(tmp_path / "profile") as browser:
         seconds = browser.open(page)
         assert browser.evaluate("document.title") == run.path.name
+        assert browser.evaluate("[...evaluations.rows].map(r => r.innerText.split('\\t').join(' '))") == [
+            "3 validation mean@2 0.25 0.125 to 0.5"
+        ]
+        assert browser.evaluate("config.textContent") == run.config_yaml.read_text()
+        heads = browser.evaluate("[...document.querySelectorAll('article strong')].map(e => e.textContent)")
+        assert len(heads) == 4 and {head.split(",")[0] for head in heads} == {"iteration 2"}, "it opens with the last"
+        browser.evaluate("(iteration.value = '', iteration.dispatchEvent(new Event('input')))")
         assert browser.evaluate("document.querySelectorAll('article').length") == 12
         assert browser.evaluate("document.querySelectorAll('script').length") == 2
         assert browser.evaluate("document.querySelectorAll('article img, article script').length") == 0

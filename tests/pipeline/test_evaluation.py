@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.evaluation import best_at_k, bootstrap, estimate, majority_at_n, mean_at_n, pass_at_k, summary, wilson
+from pipeline.evaluation import (
+    best_at_k,
+    bootstrap,
+    estimate,
+    majority_at_n,
+    mean_at_n,
+    pass_at_k,
+    student_t,
+    summary,
+    wilson,
+)
 
 SCORES = st.integers(1, 6).flatmap(
     lambda n: st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=n, max_size=n), min_size=1, max_size=4)
@@ -67,7 +77,7 @@ def test_with_one_sample_all_are_the_mean() -> None:
     scores = np.array([[1.0], [0.0], [1.0]])
     found = summary(scores, [["1"], ["2"], ["3"]])
     assert {found[name] for name in ("mean@1", "maj@1", "pass@1", "best@1")} == {2 / 3}
-    assert set(found) == {
+    assert set(found) == {"pass_score"} | {
         f"{name}@1{bound}" for name in ("mean", "maj", "pass", "best") for bound in ("", "_low", "_high")
     }
 
@@ -95,15 +105,31 @@ def test_the_wilson_interval_holds_the_shares_that_a_score_test_does_not_refuse(
 def test_the_bootstrap_is_the_percentile_of_every_resample_of_a_small_set() -> None:
     values = np.array([0.0, 0.3, 0.5, 0.9])
     every = [np.mean(chosen) for chosen in itertools.product(values, repeat=4)]
-    low, high = np.percentile(every, [2.5, 97.5])
+    tail = 50 * math.erfc(math.sqrt(4 / 3) * 3.1824 / math.sqrt(2))  # Student's t of three degrees of freedom
+    low, high = np.percentile(every, [tail, 100 - tail])
     assert bootstrap(values, seed=0) == pytest.approx((low, high), abs=0.03)
     assert bootstrap(values, seed=0) == bootstrap(values, seed=0)
+
+
+def test_a_few_prompts_get_an_interval_that_holds_the_mean_as_often_as_it_says() -> None:
+    """Five values of a normal distribution: Student's interval is right there, and the points lie where it does."""
+    rng = np.random.default_rng(1)
+    drawn = rng.normal(size=(400, 5))
+    held = np.mean([low <= 0 <= high for low, high in (bootstrap(values, seed=0) for values in drawn)])
+    plain = np.mean([abs(v.mean()) <= 1.96 * v.std() / math.sqrt(5) for v in drawn])
+    assert plain < 0.89 < 0.91 < held < 0.98
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    for degrees, expected in ((1, 12.706), (10, 2.228), (11, 2.201), (20, 2.086), (60, 2.000), (1000, 1.962)):
+        assert student_t(degrees) == pytest.approx(expected, abs=1e-3)
 
 
 def test_which_interval_is_used() -> None:
     binary = np.array([1.0] * 9 + [0.0])
     assert (estimate(binary).low, estimate(binary).high) == wilson(9, 10)
     assert estimate(np.ones(5)).low < 1, "all right is no certainty"
+    assert math.isnan(estimate(np.array([0.5, 0.5])).low), "an interval without a width would be a certainty"
     assert math.isnan(estimate(np.array([0.5])).low) and math.isnan(estimate(np.array([])).mean)
     assert estimate(np.array([0.5, 0.7])).mean == pytest.approx(0.6)
     assert mean_at_n(np.array([[1, 0]])).tolist() == [0.5]
