@@ -35,7 +35,9 @@ def ls(run: Run, runs: Runs = RUNS, json: Json = False) -> None:
 @rollouts_app.command("show")
 def show(
     run: Run,
-    iteration: Annotated[int, typer.Option("--iteration", "-i", min=0, help="Which iteration, from 0.")],
+    iteration: Annotated[
+        int, typer.Option("--iteration", "-i", help="Which iteration, from 0; -1 is the last, as without it.")
+    ] = -1,
     prompt: Annotated[int | None, typer.Option("--prompt", "-p", help="Only this prompt, from 0.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="A row for every response token.")] = False,
     color: Annotated[

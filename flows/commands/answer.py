@@ -41,7 +41,8 @@ def deliver(work: Callable[[], Answer], *, as_json: bool) -> int:
     """
     if not as_json:
         answer = work()
-        answer.show(_console())
+        with _reader_may_leave(sys.stdout):
+            answer.show(_console())
         return _finish(answer)
     with _stdout_kept_for_result() as stdout:
         try:
@@ -49,7 +50,8 @@ def deliver(work: Callable[[], Answer], *, as_json: bool) -> int:
         except BaseException as error:
             _print_json(_error_document(error), stdout)
             raise
-        _print_json(answer.document, stdout)
+        with _reader_may_leave(stdout):
+            _print_json(answer.document, stdout)
         return _finish(answer)
 
 
@@ -97,8 +99,24 @@ def _print_json(document: Any, stdout: TextIO) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    # Into a pipe nothing is cut, so that `grep` finds it.
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    class Printer(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # instead of ending with 1
+
+    # Into a pipe nothing is cut, so that `grep` finds it, unless COLUMNS says how wide it may be.
+    is_told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Printer(width=None if is_told else PIPE_COLUMNS, highlight=False)
+
+
+@contextmanager
+def _reader_may_leave(stdout: TextIO) -> Iterator[None]:
+    """`| head` has read enough: that is no failure, and what is still in a buffer goes nowhere."""
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from configs.errors import UserError, shown, suggestion
 from configs.schema import Role
 from flows.commands.answer import Answer, finite
 from flows.commands.named_run import named_run
-from flows.commands.tables import number, print_table
+from flows.commands.tables import number, print_table, size
 from storage.checkpoints import Checkpoint, CheckpointStore, metric_value
 from storage.locations import Location
 from storage.run_directory import RunDirectory
@@ -47,9 +47,9 @@ def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]]) -> No
     if not rows:
         console.print(f"{run.path}: no committed checkpoint yet", markup=False)
         return
-    cells = [(str(row["step"]), f"{row['bytes'] / 2**20:.1f}", number(row["metric"]), row["path"],
+    cells = [(str(row["step"]), size(row["bytes"]), number(row["metric"]), row["path"],
               "best" if row["best"] else "") for row in rows]  # fmt: skip
-    print_table(console, ("step", "MiB", "metric", "path", ""), cells, num_right=3)
+    print_table(console, ("step", "size", "metric", "path", ""), cells, num_right=3)
 
 
 def export(

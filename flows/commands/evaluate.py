@@ -17,7 +17,7 @@ from configs.loader import load_config, stated
 from configs.schema import DatasetConfig, ModelConfig, RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.commands.named_run import named_run
-from flows.commands.tables import print_table
+from flows.commands.tables import counted, print_table
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.evaluations import samples_file
@@ -159,13 +159,15 @@ def _results(metrics: Mapping[str, Any], dataset: str, config: RunConfig, run_di
 
 
 def _show(console: Console, document: Mapping[str, Any]) -> None:
-    console.print(f"{document['model']}, {document['samples_per_prompt']} samples a prompt", markup=False)
+    console.print(f"{document['model']}, {counted(document['samples_per_prompt'], 'sample')} a prompt", markup=False)
     for name, results in document["datasets"].items():
         rows = [
             (estimate, *(f"{of[part]:.4g}" if math.isfinite(of[part]) else "-" for part in ("value", "low", "high")))
             for estimate, of in results["estimates"].items()
         ]
-        console.print(f"{name}: {int(results['prompts'])} prompts" if "prompts" in results else name, markup=False)
+        console.print(
+            f"{name}: {counted(int(results['prompts']), 'prompt')}" if "prompts" in results else name, markup=False
+        )
         print_table(console, ("estimate", "mean", "95 % low", "high"), rows, num_right=3)
         if results["samples"]:
             console.print(f"samples: {results['samples']}", markup=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from configs.errors import UserError
 from flows.commands.answer import Answer
 from flows.commands.named_run import named_run
+from flows.commands.tables import counted, size
 from flows.commands.tokenizers import tokenizer_folders
 from storage.locations import Location
 from storage.report import collect, default_path
@@ -26,13 +28,14 @@ def report(
     data = collect(run, TokenTexts(tokenizer_folders(run)), max_iterations=max_iterations, per_iteration=per_iteration)
     if not data["iterations"] and not data["samples"]:
         raise UserError(f"{run.path}: nothing to report, no iteration was logged or stored yet")
-    size = write_page(path, data)
-    document = {
+    num_bytes = write_page(path, data)
+    document: dict[str, Any] = {
         "run": str(run.path),
         "page": str(path),
-        "bytes": size,
+        "bytes": num_bytes,
         "iterations": len(data["iterations"]),
         "samples": len(data["samples"]),
     }
-    line = f"{path}: {len(data['iterations'])} iterations, {len(data['samples'])} samples, {size / 1e6:.1f} MB"
+    said = (counted(document["iterations"], "iteration"), counted(document["samples"], "sample"), size(num_bytes))
+    line = f"{path}: {', '.join(said)}"
     return Answer(document=document, show=lambda console: console.print(line, markup=False, soft_wrap=True))

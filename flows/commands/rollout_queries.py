@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from configs.errors import UserError
 from flows.commands.answer import Answer, finite
 from flows.commands.named_run import named_run
-from flows.commands.tables import number, print_table, shorten
+from flows.commands.tables import counted, number, print_table, shorten, size
 from storage.locations import Location
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -116,7 +116,7 @@ def _show_matches(console: Console, matches: list[dict[str, Any]], total: int, p
         shown.highlight_regex(pattern, style="bold red")
         console.print(line + shown, soft_wrap=True)
     more = f", {len(matches)} shown (--limit 0 shows all)" if matches and len(matches) < total else ""
-    console.print(f"{total} samples match{more}", markup=False)
+    console.print(f"{counted(total, 'sample')} match{'es' * (total == 1)}{more}", markup=False)
 
 
 def stats(selection: Selection, *, columns: list[str], by: str | None) -> Answer:
@@ -161,11 +161,13 @@ def export(selection: Selection, destination: Path, *, columns: list[str]) -> An
         raise UserError(f"{destination}: is a folder; name a file")
     types = _types(selection, columns)
     rows = write(destination, selection.search([], optional=list(types)), types)
-    size = destination.stat().st_size
-    document = {"file": str(destination), "rows": rows, "bytes": size, "columns": ["iteration", "row", *types]}
+    num_bytes = destination.stat().st_size
+    document = {"file": str(destination), "rows": rows, "bytes": num_bytes, "columns": ["iteration", "row", *types]}
     return Answer(
         document=document,
-        show=lambda console: console.print(f"{destination}: {rows} samples, {size / 1e6:.1f} MB", markup=False),
+        show=lambda console: console.print(
+            f"{destination}: {counted(rows, 'sample')}, {size(num_bytes)}", markup=False
+        ),
     )
 
 

@@ -113,12 +113,15 @@ class Look:
 def show(
     name_or_path: str, runs: Location | str, *, iteration: int, prompt: int | None, where: str | None, look: Look
 ) -> Answer:
-    """The samples of an iteration that match `where`, or of its `prompt`-th prompt (from 0), every stored column."""
+    """The samples of an iteration (-1: the last) that match `where`, or of its `prompt`-th prompt (from 0), with every
+    stored column."""
     condition = parse_where(where) if where else None
     run = named_run(name_or_path, runs, ROLLOUTS)
     store = RolloutStore(run.rollouts)
-    if not store.stages(iteration):
-        raise UserError(f"--iteration {iteration}: not stored in {run.path}; {_stored(store.names())}")
+    stored = store.names()
+    asked, iteration = iteration, stored[iteration] if -len(stored) <= iteration < 0 else iteration
+    if iteration < 0 or not store.stages(iteration):
+        raise UserError(f"--iteration {asked}: not stored in {run.path}; {_stored(stored)}")
     samples = load_samples(store, iteration, None)
     kept = np.ones(len(samples), bool) if condition is None else condition.rows(samples)
     # A computed column that colours is kept like a stored one.

@@ -15,6 +15,7 @@ from configs.loader import load_config, resolved, stated
 from configs.path_checks import output_problems
 from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
+from flows.commands.tables import counted
 from flows.hints import typed_command
 from flows.preflight import check
 from storage.evaluation_results import evaluation_lines
@@ -81,7 +82,7 @@ def _summary(summary: RunSummary) -> Answer:
 
 
 def _show_summary(console: Console, summary: RunSummary) -> None:
-    console.print(f"{summary.status}: {summary.iterations} iterations in {summary.run_dir}", markup=False)
+    console.print(f"{summary.status}: {counted(summary.iterations, 'iteration')} in {summary.run_dir}", markup=False)
     for line in evaluation_lines(summary.evaluations):
         console.print(line, markup=False, soft_wrap=True)
     if summary.note:
@@ -110,13 +111,13 @@ def _show_plan(console: Console, config: RunConfig, calls: list[TracedCall]) -> 
     lines = {
         "algorithm": config.algorithm,
         "iterations": f"{training.num_iterations}, a checkpoint every {config.checkpoint.every}",
-        "batch": f"{data.batch_size} x {rollout.num_samples} samples",
+        "batch": f"{data.batch_size} x {counted(rollout.num_samples, 'sample')}",
         "updates": f"{training.num_epochs} x {training.num_mini_batches} (epochs x mini-batches)",
         "data": f"{data.train.source} {data.train.path}" if data.train else "none",
         "run directory": f"{config.output}/{config.name}-DATE-TIME",
     }
     for pool, what in _pools(config, calls).items():
-        lines[f"pool {pool}"] = f"{what['ranks']} ranks: {', '.join(what['roles'])}"
+        lines[f"pool {pool}"] = f"{counted(what['ranks'], 'rank')}: {', '.join(what['roles'])}"
     width = max(map(len, lines))
     for name, text in lines.items():
         console.print(f"{name:<{width}}  {text}", markup=False)

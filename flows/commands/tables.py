@@ -32,11 +32,26 @@ def print_table(
 
 
 def number(value: Any) -> str:
-    """A number in at most four digits after the point; empty for None."""
+    """A number in four digits, or all those before the point; empty for None."""
     if value is None:
         return ""
     value = value.item() if hasattr(value, "item") else value
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 iteration`, `2 iterations`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def size(num_bytes: int) -> str:
+    """`850 bytes`, `12.3 kB`, `4.0 MB`."""
+    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return counted(num_bytes, "byte")
 
 
 def printable(text: str) -> str:

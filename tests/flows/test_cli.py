@@ -18,6 +18,7 @@ from configs.loader import resolved
 from configs.reference import json_schema
 from configs.schema import RunConfig
 from flows.cli import app, main
+from flows.commands.tables import counted, number, size
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.configs.trees import write_good
@@ -97,7 +98,7 @@ def test_version_is_that_of_the_distribution(capsys: Capture) -> None:
         (["run", "no_such_config"], "no_such_config: there is no such file"),
         (["resume", "no_such_run"], "no run 'no_such_run'"),
         (["rollouts", "ls", "no_such_run"], "no run 'no_such_run'"),
-        (["rollouts", "show", "no_such_run"], "--iteration"),
+        (["rollouts", "show", "no_such_run"], "no run 'no_such_run'"),
         (["checkpoints", "ls", "/dev/null"], "/dev/null"),
         (["ui", "--runs", "/no/such/folder"], "/no/such/folder"),
         (["quickstart", "--output", "/dev/null"], "/dev/null"),
@@ -220,13 +221,49 @@ def test_rollouts_ls_lists_committed_stages(tmp_path: Path, capsys: Capture) -> 
     assert first["stages"] == ["actor.generate_sequences", "reward.compute_reward", "actor.update_actor"]
     assert document["iterations"][1]["mean_reward"] is None  # a reward that is no number
     store = RolloutStore(run.rollouts)
-    for number in range(9):
-        store.log_state_stage(1, f"a_model_of_our_own.update_{number}", arguments={}, metrics={})
+    for place in range(9):
+        store.log_state_stage(1, f"a_model_of_our_own.update_{place}", arguments={}, metrics={})
     assert main(["rollouts", "ls", str(run.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert [line.split()[-1] for line in lines if line.lstrip()[:2] in ("0 ", "1 ")] == ["3", "12"], "1 to 3, 1 to 12"
     assert "actor.generate_sequences" in (text := " ".join(lines)) and "12 a_model_of_our_own.update_8" in text
+
+
+def test_show_takes_the_last_iteration_unless_told(tmp_path: Path, capsys: Capture) -> None:
+    path = str(stored_run(tmp_path, iterations=3).path)
+    asked: list[list[str]] = [[], ["-i", "-1"], ["-i", "-3"]]
+    assert [document_of(capsys, "rollouts", "show", path, *more)["iteration"] for more in asked] == [2, 2, 0]
+    assert "--iteration -4: not stored" in document_of(capsys, "rollouts", "show", path, "-i", "-4", code=2)["error"]
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path, more: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "rollouts", "show", str(stored_run(tmp_path).path), *more],
+        cwd=ROOT,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_columns_is_heeded_in_a_pipe(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(stored_run(tmp_path).path)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["rollouts", "show", path]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+def test_counts_and_sizes_read_well() -> None:
+    assert [counted(count, "rank") for count in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [size(count) for count in (1, 999, 12_340, 4_000_000)] == ["1 byte", "999 bytes", "12.3 kB", "4.0 MB"]
+    assert [number(value) for value in (None, 3, 0.51239, 12345.6, 1e12)] == ["", "3", "0.5124", "12346", "1e+12"]
 
 
 @pytest.mark.parametrize("name", ["good", "latest", "folder"])
