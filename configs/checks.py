@@ -17,7 +17,13 @@ from configs.data_files import Kind, batch_warnings, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
 from configs.errors import refuse, shown, suggestion
-from configs.evaluation import evaluation_problems, held_out, held_out_key, with_held_out
+from configs.evaluation import (
+    evaluation_problems,
+    held_out,
+    held_out_key,
+    with_held_out,
+    without_held_out,
+)
 from configs.hub_checks import hub_problems, hub_warnings
 from configs.init_checks import init_problems
 from configs.machine_checks import machine_problems, machine_warnings
@@ -299,7 +305,8 @@ def _data_files(config: RunConfig) -> Iterator[str]:
             yield from source_problems(f"data.{split}", dataset)
     yield from data_problems(config.data, "train", kind)
     for name in held_out(config):
-        for problem in data_problems(with_held_out(config, name).data, "validation", kind):
+        or_else = f", name rows for {config.algorithm}, or {without_held_out(config, name)}"
+        for problem in data_problems(with_held_out(config, name).data, "validation", kind, or_else=or_else):
             yield problem.replace("data.validation", held_out_key(name), 1)
 
 

@@ -51,8 +51,13 @@ def needed_columns(data: DataConfig, kind: Kind, source: str = "file") -> dict[s
     return columns
 
 
-def data_problems(data: DataConfig, split: Literal["train", "validation", "pretraining"], kind: Kind) -> Iterator[str]:
-    """What is wrong with the file of a split; a source that only its package can read is not opened."""
+def data_problems(
+    data: DataConfig, split: Literal["train", "validation", "pretraining"], kind: Kind, *, or_else: str = ""
+) -> Iterator[str]:
+    """What is wrong with the file of a split; a source that only its package can read is not opened.
+
+    or_else: a further remedy for columns that it lacks.
+    """
     dataset = {"train": data.train, "validation": data.validation, "pretraining": data.pretraining}[split]
     if dataset is None or dataset.source != "file":
         return
@@ -67,7 +72,9 @@ def data_problems(data: DataConfig, split: Literal["train", "validation", "pretr
     for key, column in needed.items():
         if column not in columns:
             found = ", ".join(columns) or "none"
-            problems.append(f"{place}: {dataset.path} has no column {column!r} (columns: {found}); set data.{key}")
+            problems.append(
+                f"{place}: {dataset.path} has no column {column!r} (columns: {found}); set data.{key}{or_else}"
+            )
         else:
             problems += _type_problems(dataset, place, key, column, columns[column])
     yield from problems

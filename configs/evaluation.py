@@ -24,6 +24,14 @@ def with_held_out(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"data": data})
 
 
+def without_held_out(config: RunConfig, name: str) -> str:
+    """How to do without a data set, for messages."""
+    if name != VALIDATION:
+        return f"take {name} out of evaluation.datasets"
+    needed = config.evaluation.every is not None and len(held_out(config)) == 1
+    return "--set data.validation=null" + (" --set evaluation.every=null" if needed else "")
+
+
 def held_out_key(name: str) -> str:
     """The configuration key of a data set, for messages."""
     return "data.validation" if name == VALIDATION else f"evaluation.datasets.{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -16,6 +17,10 @@ from configs.yaml_text import KeyPath
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+
+OFF = ("0", "0.0", "-1", "false", "no", "none", "off", "never")
+"""What people write to turn something off."""
 
 
 def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
@@ -37,7 +42,17 @@ def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
     if error["type"] == "string_type" and isinstance(value, int | float):
         return f"{head}: {shown(value)} is not text; quote it"
     problem = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{head}: {shown(value)} is not valid: {problem}"
+    return f"{head}: {shown(value)} is not valid: {problem}{_null_means(path, value)}"
+
+
+def _null_means(path: KeyPath, value: object) -> str:
+    """What null says there, for who meant to turn something off by a number or a word."""
+    section = section_at(path[:-1])
+    field = section.model_fields.get(path[-1]) if section is not None else None
+    if field is None or type(None) not in get_args(field.annotation) or str(value).lower() not in OFF:
+        return ""
+    found = re.search(r"null: ([^.;(]+\w)", field.description or "")
+    return f"; null means: {found[1]} (--set {'.'.join(path)}=null)" if found else ""
 
 
 def _shortened(part: str) -> str:
@@ -54,7 +69,7 @@ def _closest_key(path: KeyPath) -> str:
     section, above = section_at(path[:-1]), path[:-1]
     if section is None:
         return "remove it"
-    here = get_close_matches(path[-1][:100], section.model_fields, n=1, cutoff=0.7)
+    here = get_close_matches(path[-1][:100].lower(), section.model_fields, n=1, cutoff=0.7)
     if here:
         return f"did you mean {'.'.join((*above, here[0]))}?"
     elsewhere = [key for key in all_keys(RunConfig) if key.split(".")[-1] == path[-1]]

@@ -81,7 +81,7 @@ class EvaluationConfig(Section):
     """Held-out evaluation, inside a run and by `hybridflow evaluate`."""
 
     every: PositiveInt | None = None
-    """Iterations between evaluations (one before the first update, one after the last too); null: none in the run."""
+    """Iterations between evaluations (one before the first update, one after the last too); null: off, none in the run."""
     datasets: dict[str, DatasetConfig] = {}
     """Held-out data sets beside `data.validation`, by name; they share its columns and their metrics begin with `eval/NAME/`."""
     num_samples: PositiveInt = 1

@@ -44,6 +44,10 @@ WRONG_VALUES = [
     mistake("kl.estimator=k4", line=("kl.estimator", "'k4'", "k1, k2, k3")),
     mistake("loss.aggregation=tokenmean", line=("loss.aggregation", "'tokenmean'", "did you mean token_mean?")),
     mistake("resources.placement={actr: main}", line=("resources.placement.actr", "did you mean actor?")),
+    mistake(
+        "evaluation.every=0", line=("evaluation.every", "greater than 0", "null means: off", "evaluation.every=null")
+    ),
+    mistake("loss.dual_clip=off", line=("loss.dual_clip", "'off'", "--set loss.dual_clip=null")),
     mistake("actor.optimizer.lr=-1", line=("actor.optimizer.lr", "-1", "greater than 0")),
     mistake("actor.optimizer.lr=fast", line=("actor.optimizer.lr", "'fast'", "valid number")),
     mistake("actor.optimizer.lr=.nan", line=("actor.optimizer.lr", "nan", "finite")),
@@ -71,6 +75,7 @@ IMPOSSIBLE = [
     ),
     mistake("output=gs://bucket/x", line=("output", "'gs://bucket/x'", "write s3://BUCKET/FOLDER")),
     mistake("algorithm=grppo", line=("algorithm", "'grppo'", "did you mean grpo?", "module:function")),
+    mistake("algorithm=GRPO", line=("algorithm", "'GRPO'", "did you mean grpo?")),
     mistake("algorithm=no_such_module:f", line=("algorithm", "no_such_module", "install or correct")),
     mistake("algorithm=./nope.py:f", line=("algorithm", "nope.py", "No such file")),
     mistake("advantage.estimator=gea", line=("advantage.estimator", "'gea'", "did you mean gae?")),
@@ -350,6 +355,14 @@ def test_a_function_in_a_file_is_looked_for_without_running_the_file(tmp_path: P
     line = error_line(good, (f"rewards.functions.0.path={file}:my_rewrad",))
     assert "mine.py" in line and "did you mean my_reward?" in line
     check_config(load_config(str(good), [f"rewards.functions.0.path={file}:my_reward"]))
+    file.write_text("import os\nasync def rloo(models, prompts): ...\n", encoding="utf-8")
+    assert "did you mean rloo?" in error_line(good, (f"algorithm={file}:rlo",))
+
+
+def test_a_file_with_another_suffix_is_told_of(tmp_path: Path) -> None:
+    good = write_good(tmp_path)
+    line = error_line(good.with_suffix(".yml"), ())
+    assert line.endswith(f"did you mean {good}?")
 
 
 @pytest.mark.parametrize(
@@ -363,6 +376,12 @@ def test_each_algorithm_asks_for_its_own_columns(tmp_path: Path, algorithm: str,
     rows = tmp_path / "few.jsonl"
     rows.write_text('{"prompt": "1+1="}\n', encoding="utf-8")
     assert repr(column) in error_line(good, (*overrides, f"data.train.path={rows}"))
+    held_out = (*overrides, f"data.validation={{path: {rows}}}")
+    assert f"for {algorithm}, or --set data.validation=null" in error_line(good, held_out)
+    every = error_line(good, (*held_out, "evaluation.every=5"))
+    assert "--set data.validation=null --set evaluation.every=null" in every
+    named = error_line(good, (*overrides, f"evaluation.datasets={{easy: {{path: {rows}}}}}"))
+    assert "take easy out of evaluation.datasets" in named
 
 
 def test_a_mistake_is_reported_within_two_seconds_and_without_torch(tmp_path: Path) -> None:
