@@ -36,8 +36,14 @@ class Stated:
         with_first = [self._problems_with(count, check) for count in counts]
         for line in lines:
             count = next((count for count in counts if line in with_first[count]), 0)
-            source = f"--set {shown_override(self.overrides[count - 1])}" if count else file
+            source = f"--set {shown_override(self.overrides[count - 1])}" if count else self._line_in(file, line)
             yield f"{source}: {line}"
+
+    def _line_in(self, file: str, problem: str) -> str:
+        """`FILE:LINE` of the problem's key where that is in the file, else the file."""
+        key = _key_of(problem)
+        place = self.place(key) if self.place is not None and key else file
+        return place if place.startswith(f"{file}:") else file
 
     @contextmanager
     def locating(self, *, file: str) -> Iterator[None]:
@@ -51,9 +57,8 @@ class Stated:
             refuse(self._located(line, file) for line in error.problems or (str(error),))
 
     def _located(self, line: str, file: str) -> str:
-        found = re.match(r"\w+(\.\w+)*", line)
-        key = tuple(found[0].split(".")) if found else ("",)
-        if key[0] not in RunConfig.model_fields:
+        key = _key_of(line)
+        if not key:
             return line
         return f"{self._override_of(key) or file if self.place is None else self.place(key)}: {line}"
 
@@ -69,3 +74,10 @@ class Stated:
             return frozenset(check(self.configured(self.overrides[:count])))
         except UserError:  # is valid only with an override that comes later
             return frozenset()
+
+
+def _key_of(problem: str) -> KeyPath:
+    """The key that a line begins with; () where it begins with none."""
+    found = re.match(r"\w+(\.\w+)*", problem)
+    key = tuple(found[0].split(".")) if found else ()
+    return key if key and key[0] in RunConfig.model_fields else ()

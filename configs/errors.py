@@ -45,9 +45,11 @@ def shown(value: object, *, max_characters: int = 60) -> str:
 
 
 def suggestion(word: str, valid: Iterable[str], *, noun: str = "one") -> str:
-    """`did you mean X?` when a valid word is close, else the valid words."""
+    """`did you mean X?` when a valid word is close, whatever its case, else the valid words."""
     valid = sorted(valid)
+    by_lower = {name.lower(): name for name in valid}
     close = get_close_matches(word[:100], valid, n=1, cutoff=0.6)
+    close += [by_lower[name] for name in get_close_matches(word[:100].lower(), by_lower, n=1, cutoff=0.6)]
     if close:
         return f"did you mean {close[0]}?"
     return f"there is no {noun} here" if not valid else f"valid: {', '.join(valid)}"

@@ -131,7 +131,9 @@ def _read(name_or_path: str) -> tuple[str, str]:
     try:
         return _text_of(path), name_or_path
     except FileNotFoundError as error:
-        hint = suggestion(name_or_path, presets(), noun="preset")
+        beside = [str(path.with_name(file)) for file in _files_beside(path)]
+        close = suggestion(name_or_path, beside)
+        hint = close if close.startswith("did you mean") else suggestion(name_or_path, presets(), noun="preset")
         raise ConfigError(f"{name_or_path}: there is no such file and no such preset; {hint}") from error
     except OSError as error:
         raise ConfigError(f"{name_or_path}: {error.strerror}; a readable YAML file is needed") from error
@@ -139,6 +141,12 @@ def _read(name_or_path: str) -> tuple[str, str]:
         raise ConfigError(f"{name_or_path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except ValueError as error:  # a name that no file can have, as with a NUL character
         raise ConfigError(f"{shown(name_or_path)}: is no file name ({error}); give a YAML file or a preset") from error
+
+
+def _files_beside(path: Path) -> list[str]:
+    if not path.suffix or not path.parent.is_dir():
+        return []
+    return [file.name for file in path.parent.iterdir() if file.suffix in SUFFIXES]
 
 
 def _text_of(path: Path) -> str:

@@ -10,6 +10,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,5 +169,6 @@ def _file_problems(key: str, file: Path, function: str) -> Iterator[str]:
         return
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     imported_or_assigned = any(isinstance(node, ast.Import | ast.ImportFrom | ast.Assign) for node in tree.body)
-    if function not in names and not (imported_or_assigned and function in file.read_text(encoding="utf-8")):
+    is_named = re.search(rf"\b{re.escape(function)}\b", file.read_text(encoding="utf-8"))
+    if function not in names and not (imported_or_assigned and is_named):
         yield f"{key}: {file} defines no {function!r}; {suggestion(function, names, noun='function')}"

@@ -8,10 +8,10 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Generic, TypeVar, cast
 
-from configs.errors import UserError
+from configs.errors import UserError, suggestion
 
 T = TypeVar("T")
 
@@ -67,7 +67,9 @@ def import_object(path: str, noun: str = "object") -> object:
         raise UnknownName(f"{noun} {path!r}: write package.module:name or path/to/file.py:name")
     module = import_module(location, noun, named_as=path)
     if not hasattr(module, attribute):
-        raise UnknownName(f"{noun} {path!r}: {location} has no {attribute!r}; check the name after the colon")
+        functions = [name for name, value in vars(module).items() if isinstance(value, FunctionType)]
+        hint = suggestion(attribute, functions, noun="function")
+        raise UnknownName(f"{noun} {path!r}: {location} has no {attribute!r}; {hint}")
     found: object = getattr(module, attribute)
     return found
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.errors import UserError, suggestion
 from pipeline.rollouts import Array, Rollouts, sequence_ids
 from storage.records import ArrayRecord
 from storage.rollout_store import RolloutStore
@@ -117,7 +117,7 @@ def reduce_tokens(reduction: str, values: Array, offsets: Array, counted: Array)
 
 
 def unknown_column(name: str, known: Iterable[str]) -> UserError:
-    return UserError(f"no column {name!r}; there are {', '.join(known)}")
+    return UserError(f"no column {name!r}; {suggestion(name, known, noun='column')}")
 
 
 def known_columns(store: RolloutStore, iteration: int) -> dict[str, str]:

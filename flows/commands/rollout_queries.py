@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import UserError
+from configs.errors import UserError, suggestion
 from flows.commands.answer import Answer, finite
 from flows.commands.named_run import named_run
 from flows.commands.tables import counted, number, print_table, shorten, size
@@ -70,7 +70,7 @@ def grep(selection: Selection, pattern: str, *, column: str, ignore_case: bool, 
     compiled = compile_pattern(pattern, "PATTERN", ignore_case=ignore_case)
     known = selection.known()
     if known and known.get(column) != "sample":
-        raise UserError(f"--in {column}: not a text column; there are {', '.join(_samples(known))}")
+        raise UserError(f"--in {column}: not a text column; {suggestion(column, _samples(known))}")
     extra = [name for name in SHOWN if name in known]
     matches: list[dict[str, Any]] = []
     total = 0

@@ -47,7 +47,13 @@ def test_a_mistake_is_blamed_on_the_file_that_has_it(tmp_path: Path, capsys: Cap
     assert f"{run.config_json}: data.train.path: " in line and "--set" not in line
     line = complaint(capsys, "config", "check", file, "--set", "rollout.num_samples=1")
     assert "--set rollout.num_samples=1: rollout.num_samples: 1" in line
-    assert f"{file}: data.train.path: " in complaint(capsys, "run", file, "--set", "kl.coef=0.5", "--dry-run")
+    number = file_line(file, "rows.jsonl")
+    assert f"{file}:{number}: data.train.path: " in complaint(capsys, "run", file, "--set", "kl.coef=0.5", "--dry-run")
+
+
+def file_line(file: str, text: str) -> int:
+    """Number of the first line that has the text."""
+    return next(n for n, line in enumerate(Path(file).read_text().splitlines(), 1) if text in line)
 
 
 def test_a_run_that_was_moved_is_where_it_is(tmp_path: Path) -> None:

@@ -118,9 +118,10 @@ def test_an_export_takes_columns_rows_and_iterations(run: RunDirectory, tmp_path
     ("args", "part"),
     [
         (["grep", "RUN", "("], "PATTERN: '(' is no regular expression"),
-        (["grep", "RUN", "a", "--in", "token_ids"], "--in token_ids: not a text column; there are prompt_id"),
+        (["grep", "RUN", "a", "--in", "token_ids"], "--in token_ids: not a text column; valid: group, prompt_id"),
         (["grep", "RUN", "a", "--in", "reward"], "--in reward: holds numbers"),
-        (["grep", "RUN", "a", "--where", "rewrd < 0"], "no column 'rewrd'; there are token_ids"),
+        (["grep", "RUN", "a", "--where", "rewrd < 0"], "no column 'rewrd'; did you mean reward?"),
+        (["stats", "RUN", "-c", "lenght"], "no column 'lenght'; did you mean length?"),
         (["grep", "RUN", "a", "--iterations", "7"], "--iterations 7: none is stored; there are 0 to 2"),
         (["grep", "RUN", "a", "--iterations", "a"], "--iterations 'a': a number or FIRST:END"),
         (["stats", "RUN", "-c", "advantages"], "'advantages' has a value for each token"),

@@ -55,6 +55,8 @@ def test_a_file_is_executed_once(registry: Registry[Function], tmp_path: Path) -
     assert registry.get(f"{file}:f")() == 7
     assert registry.get(f"{file}:g")() == 8
     assert log.read_text() == "x"
+    with pytest.raises(ValueError, match="has no 'h'; valid: f, g"):
+        registry.get(f"{file}:h")
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:

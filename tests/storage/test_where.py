@@ -63,7 +63,8 @@ def test_the_rows_that_are_meant(where: str, rows: list[int]) -> None:
 @pytest.mark.parametrize(
     ("where", "part"),
     [
-        ("rewrd < 0", "no column 'rewrd'; there are reward, reward/exact_match, prompt_id"),
+        ("rewrd < 0", "no column 'rewrd'; did you mean reward?"),
+        ("zzz < 0", "no column 'zzz'; valid: advantages, iteration, length, prompt_id"),
         ("advantages > 0", "'advantages' has a value for each token; take one of mean|sum"),
         ("mean(reward) > 0", "'reward' has one value for a sample"),
         ("median(advantages) > 0", "no function 'median'; there are mean, sum"),
