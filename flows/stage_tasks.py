@@ -25,10 +25,18 @@ if TYPE_CHECKING:
 CONTROLLERS: dict[str, Controller] = {}
 
 
+class Ended:
+    """A stage's outcome, closed to Prefect: it would remember the parts of a result by `id`, and take what has their
+    memory later for them, so that its page drew edges that are not there."""
+
+    def __init__(self, outcome: StageOutcome) -> None:
+        self.outcome = outcome
+
+
 @task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-async def stage(name: str, controller: str, spec: StageSpec) -> StageOutcome:
+async def stage(name: str, controller: str, spec: StageSpec) -> Ended:
     """One stage of one iteration."""
-    return await CONTROLLERS[controller].execute(spec)
+    return Ended(await CONTROLLERS[controller].execute(spec))
 
 
 TASKS = {phase: stage.with_options(name=phase, tags=[phase]) for phase in PHASES}
@@ -43,7 +51,8 @@ async def run_stage_task(
     asked = quote(spec)
     # Prefect types this call as if the task were not asynchronous.
     state: TaskState = await run(spec.key.name, controller.run, asked, wait_for=after, return_state=True)  # type: ignore[misc]
-    return await state.aresult(), state
+    ended: Ended = await state.aresult()
+    return ended.outcome, state
 
 
 @task(name="checkpoint", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False, tags=["checkpoint"])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import yaml
 from configs.data_files import Kind, data_problems
 from configs.errors import UserError
 from configs.schema import DataConfig, RunConfig
+from tests.processes import timed
 from tests.workers.test_data_source import word_tokenizer
 from workers.data_source import PairSource, PromptSource, SequenceSource
 
@@ -88,14 +86,8 @@ def test_the_command_ends_in_one_line_under_two_seconds(tmp_path: Path) -> None:
         "data": data(tmp_path, "jsonl", {"question": "a"}),
     }
     config.write_text(yaml.safe_dump(settings))
-    started = time.monotonic()
-    run = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", str(config)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert time.monotonic() - started < 2
+    run, seconds = timed(["-m", "flows.cli", "run", str(config)])
+    assert seconds < 2
     assert run.returncode == 2, run.stderr
     lines = run.stderr.strip().splitlines()
     assert len(lines) == 1
