@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from configs.errors import UserError
 
 SCHEME = "s3://"
 """What the URL of a folder in an object store begins with."""
@@ -13,6 +16,14 @@ URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 def is_url(text: object) -> bool:
     """Whether this names something that is no file of a mounted file system."""
     return URL.match(str(text)) is not None
+
+
+def working_directory() -> str:
+    """Raises UserError where it was deleted since the shell went there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working directory is gone: it was deleted or moved; cd to one that is there") from error
 
 
 def user_path(text: str | Path) -> Path:

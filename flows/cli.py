@@ -6,7 +6,6 @@ Ctrl-C or SIGTERM, can be resumed.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +14,12 @@ from typing import Annotated, Literal
 import typer
 
 from configs.errors import UserError, one_line
+from configs.paths import working_directory
 from flows.cli_options import RUNS, Config, Configs, Json, Overrides, Run, Runs
 from flows.cli_options import finish as _finish
 from flows.cli_rollouts import rollouts_app
 from flows.commands.answer import FAILED, OK, STOPPED, USER_ERROR, Answer, deliver
+from flows.standard_streams import OutputError, open_closed_streams
 from workers.envelope import RankError
 from workers.remedies import REMEDIES
 
@@ -50,14 +51,18 @@ app.add_typer(checkpoints_app, name="checkpoints")
 
 def main(args: Sequence[str] | None = None) -> int:
     """The exit code. A mistake of the user is one line on stderr; any other error keeps its traceback."""
+    open_closed_streams()
     command = typer.main.get_command(app)
     # A user's own modules are found, and shadow nothing: an editable install's finder comes after every folder
     # on the path, so its root goes before the working directory. Dask workers get this path too.
-    for place in (str(Path(__file__).resolve().parent.parent), os.getcwd()):
-        if place not in sys.path:
-            sys.path.append(place)
     try:
+        for place in (str(Path(__file__).resolve().parent.parent), working_directory()):
+            if place not in sys.path:
+                sys.path.append(place)
         code = command.main(args=None if args is None else list(args), prog_name="hybridflow", standalone_mode=False)
+    except OutputError as error:
+        _complain(str(error))
+        return FAILED
     except UserError as error:
         return _complain_of(error)
     except RankError as error:

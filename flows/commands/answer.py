@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from configs.errors import UserError, one_line
+from flows.standard_streams import written_to
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,16 +42,17 @@ def deliver(work: Callable[[], Answer], *, as_json: bool) -> int:
     """
     if not as_json:
         answer = work()
-        with _reader_may_leave(sys.stdout):
+        with written_to(sys.stdout):
             answer.show(_console())
         return _finish(answer)
     with _stdout_kept_for_result() as stdout:
         try:
             answer = work()
         except BaseException as error:
-            _print_json(_error_document(error), stdout)
+            with written_to(stdout):
+                _print_json(_error_document(error), stdout)
             raise
-        with _reader_may_leave(stdout):
+        with written_to(stdout):
             _print_json(answer.document, stdout)
         return _finish(answer)
 
@@ -106,17 +108,6 @@ def _console() -> Console:
     # Into a pipe nothing is cut, so that `grep` finds it, unless COLUMNS says how wide it may be.
     is_told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Printer(width=None if is_told else PIPE_COLUMNS, highlight=False)
-
-
-@contextmanager
-def _reader_may_leave(stdout: TextIO) -> Iterator[None]:
-    """`| head` has read enough: that is no failure, and what is still in a buffer goes nowhere."""
-    try:
-        yield
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stdout.fileno())
-        os.close(nowhere)
 
 
 @contextmanager

@@ -253,6 +253,27 @@ def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path, more: tuple
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        (">&- <&-", 0, ""),
+        ("--json >/dev/full", 1, "hybridflow: the result cannot be written to stdout: No space left on device\n"),
+    ],
+)
+def test_a_stdout_that_takes_nothing_costs_no_traceback(tmp_path: Path, shell: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m flows.cli rollouts ls {stored_run(tmp_path, iterations=1).path} {shell}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    command = (
+        f"mkdir {tmp_path}/a; cd {tmp_path}/a; rmdir ../a; PYTHONPATH={ROOT} {sys.executable} -m flows.cli status a"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "the working directory is gone" in done.stderr.splitlines()[-1]
+
+
 def test_columns_is_heeded_in_a_pipe(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(stored_run(tmp_path).path)
     monkeypatch.setenv("COLUMNS", "60")
