@@ -168,6 +168,8 @@ class RunExecution:
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:
         controller = await self._restore(ranks, per_pool)
+        self._keep_config()
+        self._record_execution(ranks)
         self._say_where_it_goes_on()
         try:
             await run_iterations(
@@ -214,12 +216,19 @@ class RunExecution:
         )
         CONTROLLERS[self.name] = controller
         self.recorder.ranks_built(ranks, iterations_done=self.done)
-        self._record_execution(ranks)
         return controller
 
     def controller(self, **parts: Any) -> Controller:
         """What executes the stages; a replay has another one."""
         return Controller(**parts)
+
+    def _keep_config(self) -> None:
+        """What a resume changed, before anything is computed with it: after a kill the next one goes on with it.
+
+        Not earlier: settings with which no ranks come up are not the run's.
+        """
+        if self.config != self.directory.config():
+            self.directory.save_config(self.config)
 
     def _record_execution(self, ranks: Ranks) -> None:
         """With which ranks and settings the run goes on: once, and again where they are rebuilt in another number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from configs.errors import UserError
 from configs.schema import RunConfig
 from flows.changes import changed, stated, where_it_is
 from flows.preflight import check
@@ -17,8 +18,11 @@ def config_to_resume(directory: RunDirectory, overrides: Sequence[str]) -> RunCo
     before, file = where_it_is(directory), str(directory.config_json)
     config = changed(before, overrides, file=file)
     newest = CheckpointStore(directory.checkpoints).latest()
-    if newest is not None and newest.step >= config.training.num_iterations:
+    step, asked = newest.step if newest is not None else 0, config.training.num_iterations
+    if step >= asked and not overrides:
         return None
     refuse_running(directory.path)
     check(config, source=file, stated=stated(before, overrides, file=file))
-    return config
+    if step > asked and asked != before.training.num_iterations:
+        raise UserError(f"--set training.num_iterations={asked}: {step} iterations are done; set more to go on")
+    return None if step >= asked else config

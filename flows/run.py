@@ -75,11 +75,8 @@ class Session:
             raise
 
     async def resume(self, directory: RunDirectory, config: RunConfig) -> RunSummary:
-        """Go on with a run at its first uncommitted stage; what changed is kept once the run has gone well."""
-        summary = await self._execute(directory, config)
-        if config != directory.config():
-            directory.save_config(config)
-        return summary
+        """Go on with a run at its first uncommitted stage; the configuration is kept once its ranks are there."""
+        return await self._execute(directory, config)
 
     async def _execute(self, directory: RunDirectory, config: RunConfig, *, is_new: bool = False) -> RunSummary:
         from flows.alignment import run_flow

@@ -37,8 +37,8 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
     now = time.time() if now is None else now
     run = RunDirectory.resolve(name_or_path, runs)
     said, lines = read_status(run.path), read_metrics(run.metrics)
-    total = run.config().training.num_iterations if said is None else said.iterations_total
     state = _state(said, is_held(run.path))
+    total = _total(run, said, state)
     done = max(_logged(lines), said.iterations_done if said else 0)
     seconds = seconds_per_iteration(lines)
     going_on = state in GOING_ON
@@ -77,6 +77,13 @@ def _state(said: RunStatus | None, is_locked: bool) -> str:
     if said.state in GOING_ON and not is_locked:
         return "died"
     return said.state
+
+
+def _total(run: RunDirectory, said: RunStatus | None, state: str) -> int:
+    """Of a run that did not end well, what a resume goes on to: a start that never got ranks changed nothing."""
+    if said is None or state in ("died", "failed"):
+        return run.config().training.num_iterations
+    return said.iterations_total
 
 
 def _logged(lines: list[Metrics]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import UserError
 from configs.loader import load_config
 from flows.cli import main
 from flows.run import resume
@@ -110,6 +111,10 @@ def test_a_finished_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
     assert (summary.status, summary.iterations) == ("completed", 2)
     assert "nothing was left to do" in summary.note
     assert sorted(path for path in tmp_path.rglob("*")) == before
+    for override, told in (("training.num_iterations=1", "2 iterations are done"), ("data.train=null", "data.train"),
+                           ("resources.min_ranks=9", "more than resources.num_ranks")):  # fmt: skip
+        with pytest.raises(UserError, match=told):
+            resume(run.path, ["training.num_iterations=2", override])
 
 
 def test_a_run_of_whose_folders_some_are_gone_is_shown(tmp_path: Path, capsys: Capture) -> None:

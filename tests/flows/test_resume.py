@@ -53,9 +53,11 @@ def undisturbed(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def killed(config_file: Path, parent: Path, *, after: int) -> Path:
-    """Start the run; SIGKILL one worker half way to so many commits, and the controller there, a moment later."""
+    """Go on with a run of one iteration, with more of them; SIGKILL one worker half way to so many commits, and the
+    controller there, a moment later."""
+    short = RunDirectory.create(load_config(str(config_file), ["training.num_iterations=1"]), parent)
     process = subprocess.Popen(
-        [*COMMAND, "run", str(config_file), "--output", str(parent), "--json"],
+        [*COMMAND, "resume", str(short.path), "--set", f"training.num_iterations={ITERATIONS}", "--json"],
         env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     wait_for_commits(process, parent, after // 2)
@@ -112,6 +114,7 @@ def test_a_killed_worker_and_a_killed_controller_change_nothing(
     struck = killed(config_file, tmp_path / "runs", after=after)
     assert "recovery 1" in (RunDirectory.open(struck).logs / "controller.log").read_text()
     before = generated_at(struck)
+    assert RunDirectory.open(struck).config().training.num_iterations == ITERATIONS, "--set went with the process"
     assert resume(struck, quiet=True).status == "completed"
     assert {i: t for i, t in generated_at(struck).items() if i in before} == before, "a generation was repeated"
     assert_same_weights(struck, undisturbed, tmp_path)
