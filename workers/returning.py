@@ -37,8 +37,8 @@ async def config_for_workers_left(
     current: with what the run went on last; workers that were missing then already are not waited for, but used.
     held: the pool of each worker then, by its home. killed_at: by the event loop's clock.
     """
-    homes = await _returned(client, _total(current), held, killed_at=killed_at, config=configured)
     needed = _total(configured)
+    homes = await _returned(client, _total(current), needed, held, killed_at=killed_at, config=configured)
     if len(homes) >= needed:
         return configured
     survivors = _survivors(homes, held)
@@ -50,18 +50,19 @@ async def config_for_workers_left(
 
 
 async def _returned(
-    client: Client, enough: int, held: Mapping[str, str], *, killed_at: float, config: RunConfig
+    client: Client, enough: int, needed: int, held: Mapping[str, str], *, killed_at: float, config: RunConfig
 ) -> dict[str, str]:
-    """The workers with their homes, when there are enough, or no other is to come.
+    """The workers with their homes, when there are as many as needed, or no other is to come.
 
-    One whose nanny lives is being started; one whose nanny is gone too comes back with its host, if at all.
+    One whose nanny lives is being started; one whose nanny is gone too comes back with its host, if at all: it is
+    waited for only while there are not enough. A worker that was not held counts, but takes no held one's place.
     """
     cluster, loop = config.cluster, asyncio.get_running_loop()
-    while len(homes := await worker_homes(client)) < enough:
+    while len(homes := await worker_homes(client)) < needed:
         waited_s = loop.time() - killed_at
         if waited_s > max(cluster.start_timeout_s, cluster.worker_return_timeout_s):
             break
-        if waited_s > cluster.worker_return_timeout_s:
+        if len(homes) >= enough or waited_s > cluster.worker_return_timeout_s:
             missing = set(held) - set(homes.values())
             if not any(await asyncio.gather(*(_lives(client, home) for home in missing))):
                 return await worker_homes(client)  # one may have come while the others were asked
