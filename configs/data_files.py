@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.errors import shown
 from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 Kind = Literal["prompts", "sequences", "pairs", "safety_pairs", "texts"]
 """What an iteration takes from the data: prompts (RL), sequences (SFT), preference pairs (reward model), and texts
@@ -18,6 +22,8 @@ Kind = Literal["prompts", "sequences", "pairs", "safety_pairs", "texts"]
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+ENCODING = "utf-8-sig"
+"""UTF-8, with or without the mark at its beginning that some editors write."""
 FIRST_ROWS = 200
 """Rows that are looked at before a run starts; all others when they are read."""
 MESSAGE = ("role", "content")
@@ -130,25 +136,46 @@ def _first_rows(path: Path, limit: int, columns: list[str]) -> Iterator[tuple[st
 
     with pq.ParquetFile(path) as file:
         batch = next(file.iter_batches(batch_size=limit, columns=columns))
-    yield from ((f"row {number}", row) for number, row in enumerate(batch.to_pylist(), 1))
+    yield from ((f"row {number}", row) for number, row in enumerate(parquet_rows(batch), 1))
+
+
+def parquet_rows(batch: RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch. Raises UnreadableDataError where a text is not UTF-8, which Parquet does not check."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        raise UnreadableDataError(f"a text is not UTF-8 ({error}); write the file anew") from error
+    return rows
 
 
 def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, row) of a JSONL file, blank lines left out. Raises UnreadableDataError with the line."""
     number = 0
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding=ENCODING) as lines:
             for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise UnreadableDataError(f"line {number} is {shown(row)}; write one JSON object a line")
-                yield number, row
+                if line.strip():
+                    yield number, _json_row(number, json.loads(line), has_halves="\\ud" in line.lower())
     except UnicodeDecodeError as error:
         raise UnreadableDataError(f"a line after line {number} is not UTF-8; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UnreadableDataError(f"line {number} is not JSON ({error}); write one JSON object a line") from error
+
+
+def _json_row(number: int, row: Any, *, has_halves: bool) -> dict[str, Any]:
+    """has_halves: the line has escapes of halves of characters (`\\ud83d`), of which each may lack the other half."""
+    if not isinstance(row, dict):
+        raise UnreadableDataError(f"line {number} is {shown(row)}; write one JSON object a line")
+    for name, value in row.items() if has_halves else ():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start]).strip("'")
+            raise UnreadableDataError(
+                f"line {number}: column {shown(name)} holds {half}, half of a character (a lone surrogate), "
+                "which is no text; correct the row or remove it"
+            ) from error
+    return row
 
 
 def _value_problem(key: str, column: str, row: Mapping[str, Any]) -> str | None:
@@ -156,7 +183,7 @@ def _value_problem(key: str, column: str, row: Mapping[str, Any]) -> str | None:
         return f"no column {column!r} (data.{key})"
     value = row[column]
     if key == "answer_column":
-        return None
+        return f"column {column!r} is {shown(value)}, not text" if isinstance(value, bytes) else None
     if key == "messages_column":
         return _messages_problem(column, value)
     if key in LABELS:
@@ -183,6 +210,7 @@ def file_columns(path: Path) -> dict[str, Any]:
         known = ", ".join(JSON_SUFFIXES + PARQUET_SUFFIXES)
         raise UnreadableDataError(f"its name ends in {path.suffix or 'no suffix'!r}; it has to be one of {known}")
     try:
+        refuse_irregular(path)
         return _json_columns(path) if path.suffix in JSON_SUFFIXES else _parquet_columns(path)
     except FileNotFoundError as error:
         raise UnreadableDataError(f"no such file; relative paths are looked up from {Path.cwd()}") from error
@@ -190,18 +218,23 @@ def file_columns(path: Path) -> dict[str, Any]:
         raise UnreadableDataError(f"{error.strerror or error}; a readable file is needed") from error
 
 
+def refuse_irregular(path: Path) -> None:
+    """Raises UnreadableDataError for a pipe or a device, which would be waited for, and is not read twice."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder says so itself
+        raise UnreadableDataError("is no regular file, but a pipe or a device; write the rows into a file")
+
+
 def _json_columns(path: Path) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding=ENCODING) as lines:
             number, line = next(((n, text) for n, text in enumerate(lines, 1) if text.strip()), (0, ""))
         row = json.loads(line) if line else None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise UnreadableDataError("not JSONL: its first line is not a JSON object; write one row a line") from error
     if row is None and not line:
         raise UnreadableDataError("has no rows; at least one is needed")
-    if not isinstance(row, dict):
-        raise UnreadableDataError(f"line {number} is {shown(row)}; write one JSON object a line")
-    return row
+    return _json_row(number, row, has_halves=False)
 
 
 def _parquet_columns(path: Path) -> dict[str, Any]:
@@ -215,6 +248,9 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
         raise UnreadableDataError(f"not a Parquet file ({str(error).splitlines()[0]})") from error
     if num_rows == 0:
         raise UnreadableDataError("has no rows; at least one is needed")
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise UnreadableDataError(f"has two columns {twice[0]!r}; remove or rename one of them")
     return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
 
 

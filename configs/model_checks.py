@@ -16,6 +16,7 @@ from configs.transformers_source import model_types
 CAUSAL_ROLES = ("actor", "reference")
 SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")
 NO_LANGUAGE_MODEL = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 CLASSIFIER = "ForSequenceClassification"
 
 
@@ -30,6 +31,7 @@ def model_file_problems(config: RunConfig) -> Iterator[str]:
                 yield from _limit_problems(role, settings, config)
             if folder is not None and settings is not None and model.init is None:
                 yield from _kind_problems(role, model, settings)
+                yield from _size_problems(f"{role}.path: {model.path}/config.json", settings)
                 if not str(model.path).startswith(CHECKPOINT):
                     check_weights(folder)
         except ModelFileError as error:
@@ -92,7 +94,7 @@ def _kind_problems(role: str, model: ModelConfig, settings: dict[str, Any]) -> I
     if model.trust_remote_code:
         return
     known, kind = model_types(), settings.get("model_type")
-    if known and kind not in known:
+    if known and (not isinstance(kind, str) or kind not in known):
         yield (
             f"{role}.path: {model.path}/config.json: model_type {shown(kind)} is not known to the installed "
             f"transformers; upgrade it, or set {role}.trust_remote_code"
@@ -103,6 +105,15 @@ def _kind_problems(role: str, model: ModelConfig, settings: dict[str, Any]) -> I
         labels = settings.get("id2label")
         if isinstance(labels, dict) and len(labels) != 1:
             yield f"{role}.path: {model.path} has {len(labels)} labels; the {role} model needs one with a single label"
+
+
+def _size_problems(place: str, settings: dict[str, Any]) -> Iterator[str]:
+    """Sizes that no model has. A family may have one size a layer (a list), or none of a kind (null)."""
+    for name in SIZES:
+        size = settings.get(name)
+        is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        if not (is_size or size is None or isinstance(size, list | dict)):
+            yield f"{place}: {name} is {shown(size)}; a whole number from 1 on is needed"
 
 
 def _limit_problems(role: str, settings: dict[str, Any], config: RunConfig) -> Iterator[str]:

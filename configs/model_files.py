@@ -50,7 +50,7 @@ def _checkpoint_folder(named: CheckpointPath, output: str, roles: tuple[str, ...
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises ModelFileError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not valid JSON ({error}); fetch or save the model anew") from error
     except OSError as error:
@@ -91,6 +91,8 @@ def _shards(index: Path) -> Iterator[Path]:
 
 def check_safetensors(file: Path) -> None:
     """Raises ModelFileError unless the header is whole and the file is as long as it says."""
+    if not file.is_file():
+        raise ModelFileError(f"{file} is no file, but a folder, a pipe or a device; fetch or save the model anew")
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(8)

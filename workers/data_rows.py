@@ -11,7 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.data_files import JSON_SUFFIXES, PARQUET_SUFFIXES, UnreadableDataError, json_rows
+from configs.data_files import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    UnreadableDataError,
+    json_rows,
+    parquet_rows,
+    refuse_irregular,
+)
 from configs.errors import UserError, suggestion
 from configs.paths import user_path
 from configs.schema import DataConfig, DatasetConfig
@@ -72,6 +79,10 @@ def _file_rows(dataset: DatasetConfig, place: str) -> Rows:
     path = user_path(dataset.path)
     if not path.exists():
         raise UserError(f"{place}: no file {dataset.path!r}; paths are relative to the working directory")
+    try:
+        refuse_irregular(path)
+    except UnreadableDataError as error:
+        raise UserError(f"{place}: {dataset.path}: {error}") from error
     if path.suffix in JSON_SUFFIXES:
         found = list(islice(_json_lines(path), dataset.size))
         return Rows(name=str(path), rows=[row for _, row in found], lines=[number for number, _ in found])
@@ -96,9 +107,11 @@ def _parquet_rows(path: Path, size: int | None) -> list[Row]:
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches():
-                rows.extend(batch.to_pylist())
+                rows.extend(parquet_rows(batch))
                 if size is not None and len(rows) >= size:
                     return rows[:size]
+    except UnreadableDataError as error:
+        raise UserError(f"{path}: {error}") from error
     except pa.ArrowInvalid as error:
         raise UserError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     return rows

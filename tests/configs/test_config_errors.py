@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +266,12 @@ def test_a_parquet_file_is_asked_for_its_schema(tmp_path: Path) -> None:
     check_config(load_config(good, [f"data.train.path={path}", "data.prompt_column=question"]))
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_row(tmp_path: Path) -> None:
+    good = write_good(tmp_path)
+    (tmp_path / "marked.jsonl").write_text(GOOD_ROW, encoding="utf-8-sig")
+    check_config(load_config(str(good), [f"data.train.path={tmp_path / 'marked.jsonl'}"]))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
@@ -272,6 +279,7 @@ def test_a_parquet_file_is_asked_for_its_schema(tmp_path: Path) -> None:
         ("text.jsonl", b"hello\n", ("not a JSON object",)),
         ("list.jsonl", b"[1]\n", ("line 1", "[1]", "one JSON object a line")),
         ("latin.jsonl", b'{"prompt": "\xe9"}\n', ("JSON",)),
+        ("deep.jsonl", b"[" * 9000, ("not a JSON object",)),
         ("fake.parquet", b"PAR?", ("not a Parquet file",)),
         ("number.jsonl", b'{"prompt": 3, "answer": "3"}\n', ("'prompt'", "3", "not text")),
         ("chat.jsonl", b'{"prompt": [], "answer": "3"}\n', ("lists", "data.messages_column")),
@@ -282,6 +290,31 @@ def test_an_unreadable_data_file_is_named(tmp_path: Path, name: str, content: by
     line = error_line(write_good(tmp_path), (f"data.train.path={tmp_path / name}",))
     for part in (name, "data.train.path", *parts):
         assert part in line, f"{part!r} is not in {line!r}"
+
+
+def test_a_pipe_for_a_data_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    line = error_line(write_good(tmp_path), (f"data.train.path={tmp_path / 'pipe.jsonl'}",))
+    assert "pipe.jsonl: is no regular file" in line
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"prompt": [b"x"], "answer": [b"\xff"]}, "holds 'binary', not text"),
+        ({"prompt": ["x"], "answer": [b"\xff"]}, "'answer' is b'\\xff', not text"),
+        ({"prompt": ["x"], "answer": ["2"], "again": ["x"]}, "two columns 'prompt'"),
+    ],
+)
+def test_a_parquet_file_with_bytes_or_a_column_twice_is_refused(
+    tmp_path: Path, columns: dict[str, list[object]], part: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ["prompt" if name == "again" else name for name in columns]
+    pq.write_table(pa.table([pa.array(values) for values in columns.values()], names=names), tmp_path / "p.parquet")
+    assert part in error_line(write_good(tmp_path), (f"data.train.path={tmp_path / 'p.parquet'}",))
 
 
 GOOD_ROW = '{"prompt": "1+1=", "response": "2", "chosen": "2", "rejected": "3", "answer": "2"}'
@@ -296,6 +329,7 @@ GOOD_ROW = '{"prompt": "1+1=", "response": "2", "chosen": "2", "rejected": "3", 
         ("[" * 9000, (), ("line 3 is not JSON",)),
         ("7", (), ("line 3 is 7",)),
         ('{"prompt": "x", "response": 3}', ("algorithm=sft",), ("line 3", "'response' is 3")),
+        (r'{"prompt": "x", "answer": ["a\uD800b"]}', (), ("line 3: column 'answer'", r"\ud800, half of a character")),
     ],
 )
 def test_a_bad_row_behind_a_good_one_is_named_with_its_line(

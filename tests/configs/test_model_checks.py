@@ -165,6 +165,17 @@ def damage(folder: Path, how: str) -> None:
         config.write_text("{")
     elif how == "type":
         config.write_text(json.dumps({"model_type": "lama"}))
+    elif how == "list":
+        config.write_text(json.dumps({"model_type": [1]}))
+    elif how == "heads":
+        config.write_text(json.dumps({**LLAMA, "num_attention_heads": 0}))
+    elif how == "vocabulary":
+        config.write_text(json.dumps({**LLAMA, "vocab_size": "many"}))
+    elif how == "folder":
+        weights.unlink()
+        weights.mkdir()
+    elif how == "deep":
+        config.write_text("[" * 9000)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +189,11 @@ def damage(folder: Path, how: str) -> None:
         ("shard", ("model-00002-of-00002.safetensors is missing", "fetch it")),
         ("config", ("config.json is not valid JSON",)),
         ("type", ("'lama'", "not known to the installed transformers")),
+        ("list", ("model_type [1]", "not known to the installed transformers")),
+        ("heads", ("config.json: num_attention_heads is 0", "a whole number from 1 on")),
+        ("vocabulary", ("config.json: vocab_size is 'many'",)),
+        ("folder", ("model.safetensors is no file, but a folder",)),
+        ("deep", ("config.json is not valid JSON",)),
     ],
 )
 def test_damaged_files_are_named_with_the_remedy(tmp_path: Path, how: str, parts: tuple[str, ...]) -> None:

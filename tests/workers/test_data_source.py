@@ -239,6 +239,7 @@ def test_an_empty_file_is_one_line(tmp_path: Path) -> None:
     [
         ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
         ('["a"]\n', "line 1 is .* one JSON object a line"),
+        ('{"prompt": "a"}\n{"prompt": "a\\ud83d\\ude00\\ud800b"}\n', r"line 2: column 'prompt' holds \\ud800"),
         ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: column 'prompt' is 3, not text"),
     ],
 )
