@@ -23,7 +23,7 @@ from storage.run_directory import RunDirectory
 from tests.models import tiny_model_dir
 
 ROOT = Path(__file__).parents[2]
-ITERATIONS = {"calculator": 2, "gigpo": 2, "replay_grpo": 3, "metis": 2}
+ITERATIONS = {"calculator": 2, "gigpo": 2, "replay_grpo": 3, "metis": 2, "own_algorithm": 2}
 EXAMPLES = tuple(ITERATIONS)
 VOWELS = "def vowels(prompt, response, answer):\n    return sum(c in 'aeiou' for c in response) / 8\n"
 
@@ -161,3 +161,15 @@ def test_a_curriculum_may_take_other_prompts_than_the_cursor(runs: dict[str, Run
 def test_step_groups_reach_the_estimator(runs: dict[str, RunSummary]) -> None:
     for row in read_metrics(RunDirectory.open(runs["gigpo"].run_dir).metrics):
         assert 0 < row["actions_with_company"] <= 1
+
+
+def test_a_whole_algorithm_of_ones_own_runs_with_its_loss(runs: dict[str, RunSummary]) -> None:
+    for row in read_metrics(RunDirectory.open(runs["own_algorithm"].run_dir).metrics):
+        assert "policy_loss" in str(list(row))
+    batch = rollouts_of(runs["own_algorithm"]).read(0)
+    for group in np.unique(batch["group"]):
+        rewards = batch["reward"][batch["group"] == group]
+        expected = (4 * rewards - rewards.sum()) / 3
+        rows = np.flatnonzero(batch["group"] == group)
+        found = [batch["advantages"][batch.offsets[row + 1] - 1] for row in rows]
+        assert np.allclose(found, expected)
