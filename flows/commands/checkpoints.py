@@ -13,6 +13,7 @@ from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table, size
 from storage.checkpoints import Checkpoint, CheckpointStore, metric_value
 from storage.locations import Location
+from storage.own_files import refuse_own_files
 from storage.run_directory import RunDirectory
 from storage.run_needs import CHECKPOINT
 
@@ -69,6 +70,7 @@ def export(
     store = _store(run)
     checkpoint = _best(store, run) if best else _checkpoint(store, run, step)
     store.verify(checkpoint)
+    refuse_own_files(destination, "")
     _require_empty(destination)
     from workers.checkpoint_io import export_checkpoint
 

@@ -11,6 +11,7 @@ from flows.commands.named_run import named_run
 from flows.commands.tables import counted, size
 from flows.commands.tokenizers import tokenizer_folders
 from storage.locations import Location
+from storage.own_files import refuse_own_files
 from storage.report import collect, default_path
 from storage.report_page import write_page
 from storage.run_needs import REPORT
@@ -23,6 +24,8 @@ def report(
     """Write the page (RUN/report.html unless told otherwise)."""
     run = named_run(name_or_path, runs, REPORT)
     path = output or default_path(run)
+    if output is not None:
+        refuse_own_files(output, "--output ")
     if path.is_dir():
         raise UserError(f"--output {path}: is a folder; name a file")
     data = collect(run, TokenTexts(tokenizer_folders(run)), max_iterations=max_iterations, per_iteration=per_iteration)

@@ -12,6 +12,7 @@ from flows.commands.answer import Answer, finite
 from flows.commands.named_run import named_run
 from flows.commands.tables import counted, number, print_table, shorten, size
 from storage.locations import Location
+from storage.own_files import refuse_own_files
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from storage.run_needs import ROLLOUTS
@@ -159,6 +160,7 @@ def export(selection: Selection, destination: Path, *, columns: list[str]) -> An
         raise UserError(f"{destination}: the name must end in {' or '.join(FORMATS)}")
     if destination.is_dir():
         raise UserError(f"{destination}: is a folder; name a file")
+    refuse_own_files(destination, "")
     types = _types(selection, columns)
     rows = write(destination, selection.search([], optional=list(types)), types)
     num_bytes = destination.stat().st_size

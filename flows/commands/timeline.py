@@ -12,6 +12,7 @@ from flows.commands.named_run import named_run
 from flows.commands.tables import number, print_table
 from storage.atomic import atomic_write, make_folder, writing
 from storage.locations import Location
+from storage.own_files import refuse_own_files
 from storage.run_directory import RunDirectory
 from storage.run_needs import TIMELINE
 from storage.timeline import FILE, Span, chrome_trace, read_timeline
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 def timeline(name_or_path: str, runs: Location | str, *, iteration: int | None, output: Path | None) -> Answer:
     """Write `timeline-NNNNNNNN.json` (Chrome trace) and `.png` into the run's plots, or into `output`."""
     run = named_run(name_or_path, runs, TIMELINE)
+    if output is not None:
+        refuse_own_files(output, "--output ")
     spans = read_timeline(run.path)
     if not spans:
         raise UserError(f"{run.path / FILE} is not there or empty: no stage of the run has ended yet")

@@ -132,13 +132,14 @@ def test_an_export_takes_columns_rows_and_iterations(run: RunDirectory, tmp_path
         (["export", "RUN", "a.csv"], "a.csv: the name must end in .parquet or .jsonl"),
         (["export", "RUN", "a.jsonl", "-c", "nothing"], "no column 'nothing'"),
         (["export", "RUN", "/proc/nowhere/a.jsonl"], "cannot write"),
+        (["export", "RUN", "RUN/metrics.jsonl"], "metrics.jsonl: lies in the run directory"),
         (["show", "RUN", "-i", "0", "--color", "reward"], "'reward' has one value for a sample"),
         (["show", "RUN", "-i", "0", "--where", "reward <"], "found the end"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line(run: RunDirectory, capsys: Capture, args: list[str], part: str) -> None:
-    assert main(["rollouts", *(str(run.path) if arg == "RUN" else arg for arg in args)]) == 2
+    assert main(["rollouts", *(arg.replace("RUN", str(run.path)) for arg in args)]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and len(printed.err.splitlines()) == 1 and part in printed.err
 

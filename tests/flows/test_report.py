@@ -136,6 +136,14 @@ def test_nothing_to_report_and_a_folder_are_one_line(tmp_path: Path, capsys: Cap
     assert "is a folder; name a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("inside", ["config.json", "rollouts/c.html", "exports/../status.json", "no.txt"])
+def test_a_report_never_lands_on_what_a_run_is_made_of(run: RunDirectory, capsys: Capture, inside: str) -> None:
+    before = (run.path / "config.json").read_bytes()
+    assert main(["report", str(run.path), "--output", f"{run.path}/{inside}"]) == 2
+    assert "lies in the run directory" in capsys.readouterr().err
+    assert (run.path / "config.json").read_bytes() == before and not (run.path / "rollouts" / "c.html").exists()
+
+
 def test_reading_unpickles_nothing_and_loads_no_torch(run: RunDirectory, tmp_path: Path) -> None:
     program = (
         "import pickle, sys\n"

@@ -146,6 +146,8 @@ def test_a_timeline_is_a_chrome_trace_and_a_picture(tmp_path: Path, capsys: Capt
     assert all(named[event["pid"], event["tid"]] == f"rank {event['tid']}" for event in complete)
     elsewhere = document_of(capsys, "timeline", str(run.path), "-i", "0", "--output", str(tmp_path / "out"))
     assert Path(elsewhere["trace"]).parent == tmp_path / "out" and elsewhere["iteration"] == 0
+    assert main(["timeline", str(run.path), "--output", str(run.path / "rollouts")]) == 2
+    assert "lies in the run directory" in capsys.readouterr().err
     assert main(["timeline", str(run.path), "--iteration", "9"]) == 2
     assert "--iteration 9: no stage of it was recorded; the last one recorded is 1" in capsys.readouterr().err
 
