@@ -17,6 +17,9 @@ from typing import Any
 START_TIMEOUT_S = 60.0
 """For starting Python and importing the user's modules."""
 
+KILL_S = 10.0
+"""For a supervisor to end what is below it; more than it gives itself."""
+
 
 class ChildTimeout(Exception):
     """No answer before the deadline; the child has been killed."""
@@ -27,7 +30,10 @@ class ChildDied(Exception):
 
 
 class JsonChild:
-    """One running process of `script`. `noun` names it in errors. Not thread-safe; whoever holds it must `kill` it."""
+    """One running process of `script`, which supervises itself (`workers.supervision`). `noun` names it in errors.
+
+    Not thread-safe; whoever holds it must `kill` it.
+    """
 
     def __init__(self, script: Path, noun: str) -> None:
         # -P: the current folder, which may hold folders named like ours, is not the first place to import from.
@@ -59,17 +65,35 @@ class JsonChild:
 
     def receive(self, timeout_s: float, *, grace_s: float = 0.0) -> dict[str, Any]:
         """The next answer. grace_s: more time, where the child itself keeps the limit."""
-        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + timeout_s + grace_s, timeout_s))
+        line = self._line(time.monotonic() + timeout_s + grace_s, timeout_s)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.garbled()
         return answer
+
+    def garbled(self) -> ChildDied:
+        """The error for an answer that is none: the child is killed, for nobody knows what its next lines answer."""
+        self.kill()
+        return ChildDied(
+            f"the {self._noun} was ended: something else than an answer was written into its channel (the user's code "
+            "writes to a file descriptor that it has not opened)"
+        )
 
     def kill(self) -> None:
         """End the process and what it started; returns once it is gone. A second call does nothing."""
         if self._killed:
             return
         self._killed = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.terminate()  # the supervisor ends everything below it, whichever session it is in
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:  # it is stopped, or was never scheduled: the kernel ends the work with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             # Closing flushes what a dead reader left in the buffer.
             with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ class RewardChild(JsonChild):
 
     def load(self, functions: Sequence[Mapping[str, Any]]) -> LoadedFunctions:
         """Import the functions."""
-        (reply,) = self._replies({"load": list(functions)}, START_TIMEOUT_S, lambda _: True)
+        (reply,) = self._replies({"load": list(functions)}, START_TIMEOUT_S, _is_loaded)
         if reply["loaded"] is not None:
             return LoadedFunctions(problem=(reply["function"], reply["loaded"]))
         return LoadedFunctions(coroutines=tuple(reply["coroutines"]))
@@ -41,8 +41,11 @@ class RewardChild(JsonChild):
         waiting = set(range(len(request["samples"])))
 
         def is_last(reply: Mapping[str, Any]) -> bool:
+            sample = reply["sample"]
+            if sample not in waiting or not ("started" in reply or "parts" in reply or "error" in reply):
+                raise KeyError(sample)
             if "started" not in reply:
-                waiting.discard(reply["sample"])
+                waiting.remove(sample)
             return not waiting
 
         return self._replies({**request, "timeout_s": timeout_s}, timeout_s, is_last, grace_s)
@@ -57,6 +60,14 @@ class RewardChild(JsonChild):
         self.send(request)
         while True:
             reply = self.receive(timeout_s, grace_s=grace_s)
+            try:
+                last = is_last(reply)
+            except (KeyError, TypeError):
+                raise self.garbled() from None
             yield reply
-            if is_last(reply):
+            if last:
                 return
+
+
+def _is_loaded(reply: Mapping[str, Any]) -> bool:
+    return reply["loaded"] is None or reply["function"] >= 0

@@ -18,8 +18,6 @@ import contextlib
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +27,7 @@ if __name__ == "__main__":
     sys.path[:0] = [root for root in (str(Path(__file__).resolve().parent.parent),) if root not in sys.path]
 
 from workers.reward_calls import Functions
+from workers.supervision import supervise
 
 
 @contextlib.contextmanager
@@ -44,19 +43,8 @@ def private_channel() -> Iterator[tuple[TextIO, TextIO]]:
         yield requests, answers
 
 
-def end_with_parent() -> None:
-    """Leave no process behind when the parent is killed while a function hangs."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-
-
 def main() -> None:
+    supervise()
     # The user's own modules are found in the current folder, after everything installed.
     sys.path.append(os.getcwd())
     with private_channel() as (requests, answers):
@@ -66,7 +54,6 @@ def main() -> None:
             answers.flush()
 
         functions = Functions(send=send)
-        end_with_parent()
         for line in requests:
             functions.answer(json.loads(line))
 

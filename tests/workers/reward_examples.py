@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,29 @@ def fails_on_vowels(prompt: str, response: str, answer: object) -> float:
     if any(vowel in response for vowel in "aeiou"):
         raise ValueError("a vowel")
     return float(any(character.isdigit() for character in response))
+
+
+def leaves_a_daemon(prompt: str, response: str, answer: Any, *, pids: str) -> float:
+    """Starts a process in a session of its own that is nobody's child, and then stops, hangs, ends or returns."""
+    if os.fork() == 0:
+        os.setsid()
+        if (daemon := os.fork()) == 0:
+            os.closerange(0, 3)
+            time.sleep(600)
+        with open(pids, "a") as file:
+            file.write(f"{daemon}\n")
+        os._exit(0)
+    os.wait()
+    if response == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if response == "end":
+        os._exit(3)
+    return 1.0
+
+
+def writes_everywhere(prompt: str, response: str, answer: Any) -> float:
+    """Writes JSON that is no answer, or no JSON, to whatever is open."""
+    for descriptor in range(3, 30):
+        with suppress(OSError):
+            os.write(descriptor, response.encode() + b"\n")
+    return 1.0

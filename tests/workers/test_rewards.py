@@ -193,12 +193,31 @@ def test_folders_named_like_ours_in_the_current_folder_do_no_harm(tmp_path: Path
     assert done.stdout == "[1.0]\n", done.stderr
 
 
-def test_the_child_ends_when_its_parent_is_killed() -> None:
+def test_nothing_that_a_function_has_started_outlives_its_process(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    daemons = function("leaves_a_daemon", options={"pids": str(pids)}, timeout_s=0.7, on_error="zero")
+    with RewardFunctions([daemons], num_processes=1) as rewards:
+        scores = rewards.score([sample(text) for text in ("stop", "end", "fine")])
+        assert scores.total.tolist() == [0, 0, 1]
+        assert [alive(int(pid)) for pid in pids.read_text().split()] == [False, False, True]
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+@pytest.mark.parametrize("line", ['{"ok": true, "score": 99}', '{"sample": 7, "parts": {}}', "[1]", "{"])
+def test_what_is_written_into_the_channel_is_no_answer(line: str) -> None:
+    with RewardFunctions([function("writes_everywhere", on_error="zero")], num_processes=1) as rewards:
+        assert rewards.score([sample(line)]).total.tolist() == [0]
+    with RewardFunctions([function("writes_everywhere")]) as rewards, pytest.raises(RewardError, match="its channel"):
+        rewards.score([sample(line)])
+
+
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import threading, time\n"
         "from tests.workers.test_rewards import *\n"
-        "rewards = RewardFunctions([function('misbehaving', timeout_s=500.0)])\n"
-        "threading.Thread(target=rewards.score, args=([sample('hang')],), daemon=True).start()\n"
+        f"options = {{'pids': {str(tmp_path / 'pids')!r}}}\n"
+        "rewards = RewardFunctions([function('leaves_a_daemon', timeout_s=500.0, options=options)])\n"
+        "threading.Thread(target=rewards.score, args=([sample('stop')],), daemon=True).start()\n"
         "while not processes(rewards): time.sleep(0.05)\n"
         "print(processes(rewards)[0].pid, flush=True)\n"
         "time.sleep(500)\n"
@@ -207,13 +226,16 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    time.sleep(1.0)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.1)
+    started = [child, int((tmp_path / "pids").read_text())]
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while alive(child) and time.monotonic() < deadline:
+    while any(map(alive, started)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not alive(child)
+    assert not any(map(alive, started))
 
 
 def alive(pid: int) -> bool:

@@ -23,7 +23,8 @@ if __name__ == "__main__":
 
 from configs.secrets import masked, resolved_options
 from pipeline.registry import import_object
-from workers.reward_process import end_with_parent, private_channel
+from workers.reward_process import private_channel
+from workers.supervision import supervise
 
 
 class Episodes:
@@ -88,11 +89,11 @@ def _state(observation: str, info: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    supervise()
     episodes = Episodes()
     # The user's own modules are found in the current folder, after everything installed.
     sys.path.append(os.getcwd())
     with private_channel() as (requests, answers):
-        end_with_parent()
         for line in requests:
             answers.write(json.dumps(episodes.answer(json.loads(line))) + "\n")
             answers.flush()
