@@ -29,6 +29,7 @@ from storage.errors import StorageError
 from storage.jsonable import jsonable
 from storage.locations import Location
 from storage.object_path import ObjectPath
+from storage.reading import parse_json
 
 FORMAT_VERSION = 1
 BEST_METRIC = "best_metric"
@@ -263,7 +264,7 @@ def _body_checksum(body: Mapping[str, Any]) -> int:
 def _read_manifest(folder: Location) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} is missing or damaged ({error})") from error
     version = document.get("format_version") if isinstance(document, dict) else None

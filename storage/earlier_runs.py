@@ -10,6 +10,7 @@ from storage.atomic import atomic_write, writing
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.errors import StorageError
 from storage.locations import Location
+from storage.reading import parse_json, read_file
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
@@ -59,7 +60,7 @@ def read_seen(run: Location) -> frozenset[str]:
     if not path.exists():
         return frozenset()
     try:
-        digests = json.loads(path.read_bytes())
+        digests = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} is damaged ({error}); restore it") from error
     if not isinstance(digests, list) or not all(isinstance(digest, str) for digest in digests):

@@ -18,6 +18,7 @@ from storage.errors import StorageError
 from storage.jsonable import jsonable
 from storage.locations import Location
 from storage.object_path import AlreadyThere, ObjectPath
+from storage.reading import parse_json, read_file
 from storage.records import ArrayRecord, StageRecord
 
 FORMAT_VERSION = 1
@@ -63,8 +64,8 @@ def group_to_change(folder: Location, *, run: str, iteration: int) -> IterationG
     path = folder / "zarr.json"
     empty = IterationGroup(run=run, iteration=iteration)
     try:
-        content, version = path.read_version() if isinstance(path, ObjectPath) else (path.read_bytes(), "")
-        document = json.loads(content)
+        content, version = path.read_version() if isinstance(path, ObjectPath) else (read_file(path), "")
+        document = parse_json(content)
     except FileNotFoundError:
         return empty
     except ValueError as error:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from storage.atomic import fsync_path
 from storage.locations import Location
 from storage.object_path import THREADS, ObjectPath
+from storage.reading import read_file, refuse_irregular
 
 PART_BYTES = 1024 * 1024
 """From this size on the next lines begin a part of their own: what an append sends stays bounded."""
@@ -42,7 +43,7 @@ def append_text(path: Location, text: str, *, flushed: bool = False) -> None:
 def read_appended(path: Location) -> bytes:
     """Everything that was appended; nothing where there is no file."""
     if not isinstance(path, ObjectPath):
-        return path.read_bytes() if path.exists() else b""
+        return read_file(path) if path.exists() else b""
     with ThreadPoolExecutor(THREADS) as pool:
         return b"".join(pool.map(lambda part: part.read_bytes(), _parts(path)))
 
@@ -60,6 +61,7 @@ def drop_torn_line(path: Location) -> None:
     """Cut off a last line without its end, which a kill or a full disk left."""
     if isinstance(path, ObjectPath) or not path.exists():
         return
+    refuse_irregular(path)
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

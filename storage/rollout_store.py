@@ -14,7 +14,6 @@ name is empty), and others, such as ReMax's `greedy` responses, whose arrays are
 from __future__ import annotations
 
 import fcntl
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from storage.errors import StorageError
 from storage.iteration_group import IterationGroup, group_to_change, load_group, save_group
 from storage.locations import Location
 from storage.object_path import ObjectPath
+from storage.reading import parse_json, read_file
 from storage.records import ArrayRecord, StageManifest, StageRecord
 
 PENDING = ".pending"
@@ -215,10 +215,10 @@ class RolloutStore:
 def _array_metadata(folder: Location, record: ArrayRecord, manifest: StageManifest) -> Any:
     path = folder / record.array / "zarr.json"
     try:
-        metadata = json.loads(path.read_bytes())
+        metadata = parse_json(read_file(path))
     except (FileNotFoundError, ValueError) as error:
         raise StorageError(f"{path} is missing or damaged; stage {manifest.stage!r} must be written again") from error
-    if metadata["attributes"]["attempt"] != manifest.attempt:
+    if not isinstance(metadata, dict) or metadata.get("attributes", {}).get("attempt") != manifest.attempt:
         raise StorageError(
             f"{folder / record.array} is not of attempt {manifest.attempt!r}; "
             f"stage {manifest.stage!r} must be written again"

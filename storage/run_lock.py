@@ -23,6 +23,7 @@ from pathlib import Path
 from storage.errors import StorageError
 from storage.locations import Location, local_side
 from storage.object_path import AlreadyThere, ObjectPath
+from storage.reading import parse_json, refuse_irregular
 
 LOCK = ".lock"
 HOLDER = ".holder"
@@ -40,6 +41,7 @@ def exclusive(run: Location, *, on_loss: Callable[[str], None] | None = None) ->
     """
     local = local_side(run)
     local.mkdir(parents=True, exist_ok=True)
+    refuse_irregular(local / LOCK)
     with open(local / LOCK, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,6 +94,7 @@ def is_held(run: Location) -> bool:
 
 
 def _is_locked(folder: Path) -> bool:
+    refuse_irregular(folder / LOCK)
     try:
         with open(folder / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -132,7 +135,7 @@ class _Lease:
 def _read(place: ObjectPath) -> _Lease | None:
     try:
         content, tag = place.read_version()
-        document = json.loads(content)
+        document = parse_json(content)
         renewed_at = place.stat().st_mtime_ns / 1e9
         return _Lease(holder=document["holder"], who=document["who"], tag=tag, renewed_at=renewed_at)
     except FileNotFoundError:

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from configs.errors import shown
 from configs.sealed import seal, unseal
 from storage.atomic import writing
 from storage.errors import StorageError
 from storage.locations import Location
 from storage.object_path import ObjectPath
+from storage.reading import read_file
 
 FILE = "status.json"
 CHECKPOINT = "checkpoint"
@@ -109,13 +111,24 @@ def read_status(run_dir: Location) -> RunStatus | None:
     """
     path = run_dir / FILE
     try:
-        if not (data := path.read_bytes()):
+        if not (data := read_file(path)):
             return None
         document = unseal(data)
         ranks = tuple(PlacedRank(**{**rank, "roles": tuple(rank["roles"])}) for rank in document.pop("ranks"))
         stages = tuple(ActiveStage(**{**stage, "ranks": tuple(stage["ranks"])}) for stage in document.pop("stages"))
-        return RunStatus(**document, ranks=ranks, stages=stages)
+        return _checked(RunStatus(**document, ranks=ranks, stages=stages))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(f"{path} cannot be read ({error}); delete it, a running run writes it again") from error
+
+
+def _checked(status: RunStatus) -> RunStatus:
+    """Raises TypeError for a value of another kind: files of earlier versions have no checksum."""
+    for name in ("iterations_total", "iterations_done", "stages_done", "incarnation", "pid"):
+        if not isinstance(value := getattr(status, name), int):
+            raise TypeError(f"{name} is {shown(value)}, not a whole number")
+    for name in ("started_at", "updated_at"):
+        if not isinstance(value := getattr(status, name), int | float):
+            raise TypeError(f"{name} is {shown(value)}, not a time")
+    return status

@@ -167,6 +167,44 @@ def test_damage_to_logs_is_one_line_and_never_another_number(
     assert min(refused.values()) > 3, refused
 
 
+def test_a_folder_or_a_deep_nesting_in_a_files_place_is_one_line(
+    run: RunDirectory, tmp_path: Path, capsys: Capture
+) -> None:
+    report, status = ["report", "RUN", "--output", "OUT.html"], ["status", "RUN"]
+    readers = {
+        "metrics.jsonl": [status, report], "timeline.jsonl": [["timeline", "RUN"]], "executions.jsonl": [status],
+        "status.json": [status], ".lock": [status], "config.json": [report],
+        "rollouts/00000001/zarr.json": [["rollouts", "ls", "RUN"], report],
+        "checkpoints/00000002/manifest.json": [["checkpoints", "export", "RUN", "OUT"]],
+    }  # fmt: skip
+    for name, commands in readers.items():
+        path = run.path / name
+        data = path.read_bytes() if path.exists() else None
+        for args in commands:
+            path.unlink(missing_ok=True)
+            path.mkdir()
+            code, _, err = answer(args, run, tmp_path / "out", capsys)
+            path.rmdir()
+            assert code == 2 and len(err.splitlines()) == 1 and Path(name).parts[0] in err, (name, args, err)
+            path.write_bytes(b'{"a": ' * 9000 + b"\n")
+            code, _, err = answer(args, run, tmp_path / "out", capsys)
+            assert "Traceback" not in err and code == (0 if name == ".lock" else 2), (name, args, err)
+        path.unlink() if data is None else path.write_bytes(data)
+
+
+def test_an_unsealed_status_with_a_value_of_another_kind_is_one_line(
+    run: RunDirectory, tmp_path: Path, capsys: Capture
+) -> None:
+    path = run.path / "status.json"
+    data = path.read_bytes()
+    document = json.loads(data)
+    del document["crc32"]
+    path.write_text(json.dumps({**document, "iterations_done": None}))
+    code, _, err = answer(["status", "RUN"], run, tmp_path / "out", capsys)
+    path.write_bytes(data)
+    assert code == 2 and "status.json cannot be read (iterations_done is None, not a whole number)" in err
+
+
 def test_a_pickle_in_any_file_is_not_run(run: RunDirectory, tmp_path: Path, capsys: Capture) -> None:
     pickled = bomb(tmp_path / "exploded")
     kinds: dict[str, Path] = {}
