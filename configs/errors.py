@@ -30,9 +30,16 @@ def refuse(problems: Iterable[str], *, source: str = "") -> None:
 
 
 def one_line(text: str) -> str:
-    """The text without line ends; words that are longer than any path keep their beginning and end."""
+    """The text without line ends, as `printable`; words longer than any path keep their beginning and end."""
     words = (word if len(word) <= 500 else f"{word[:80]}…{word[-40:]}" for word in text.split())
-    return " ".join(words)
+    return " ".join(map(printable, words))
+
+
+def printable(text: str) -> str:
+    """Anybody's text for a terminal: control characters, but for line ends and tabs, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(value: object, *, max_characters: int = 60) -> str:

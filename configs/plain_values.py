@@ -77,6 +77,8 @@ def usable_as_folder_name(name: str) -> str:
     """The name; raises ValueError when it cannot name a folder, with a date after it."""
     if not name.strip() or "/" in name or name.startswith("."):
         raise ValueError("must be usable as a folder name")
+    if name == "latest" or name.startswith(("-", "checkpoint:")) or "@" in name:
+        raise ValueError("means something else in commands (latest, -OPTION, checkpoint:RUN, RUN@STEP); choose another")
     if not name.isprintable():
         raise ValueError("must be usable as a folder name: it holds control characters")
     if len(name.encode("utf-8", "replace")) > 200:

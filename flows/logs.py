@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from configs.errors import printable
 from storage.log_file import LogFile
 
 FILE_FORMAT = "%(asctime)s %(levelname)-7s %(name)s [%(task_run_name)s]: %(message)s"
@@ -75,10 +76,10 @@ def without_dask_chatter() -> Iterator[None]:
 
 
 class FirstLine(logging.Formatter):
-    """A record's first line: tracebacks and details are in the file."""
+    """A record's first line, without what a terminal obeys: tracebacks and details are in the file."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return record.getMessage().partition("\n")[0]
+        return printable(record.getMessage().partition("\n")[0])
 
 
 class TerminalHandler(logging.Handler):

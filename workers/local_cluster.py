@@ -68,8 +68,9 @@ def _system_error(error: BaseException) -> OSError | None:
 
 
 def _is_no_late_start(record: logging.LogRecord) -> bool:
-    """Dask's threads report a process that was killed while it started, which the one line has said."""
-    return record.msg != "Exception after Future was cancelled"
+    """Dask reports a process that was killed while it started, which the one line has said; at exit too."""
+    text = record.getMessage()
+    return text != "Exception after Future was cancelled" and not text.startswith("reaping stray process")
 
 
 async def _closed(cluster: LocalCluster, timeout_s: float) -> None:

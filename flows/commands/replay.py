@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import printable
 from flows.commands.answer import FAILED, OK, Answer, finite
 from flows.commands.named_run import named_run
-from flows.commands.tables import print_table, printable, shorten
+from flows.commands.tables import print_table, shorten
 from storage.run_needs import ROLLOUTS
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.errors import UserError, printable
 from flows.commands.answer import Answer, finite
 from flows.commands.named_run import named_run
-from flows.commands.tables import number, print_table, printable, shorten
+from flows.commands.tables import number, print_table, shorten
 from pipeline.rollouts import Array
 from storage.locations import Location
 from storage.rollout_store import RolloutStore

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flows.commands.tables import number, print_table, printable
+from configs.errors import printable
+from flows.commands.tables import number, print_table
 from flows.commands.token_view import coloured, legend, scale_of
 from storage.token_text import TokenTexts
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,11 +54,6 @@ def size(num_bytes: int) -> str:
         if num_bytes >= factor:
             return f"{num_bytes / factor:.1f} {unit}"
     return counted(num_bytes, "byte")
-
-
-def printable(text: str) -> str:
-    """Model output for a terminal: control characters, but for line ends and tabs, as escapes."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def shorten(text: str, *, max_characters: int = 40) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flows.commands.tables import number, printable
+from configs.errors import printable
+from flows.commands.tables import number
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -53,6 +53,11 @@ WRONG_VALUES = [
     mistake("rollout.top_p=0", line=("rollout.top_p", "0", "greater than 0")),
     mistake("rollout=3", line=("rollout", "3", "a section")),
     mistake("seed=1.5", line=("seed", "1.5", "valid integer")),
+    *(
+        mistake(f"name={name}", line=("name", repr(name), "means something else in commands"))
+        for name in ("latest", "-x", "a@3", "checkpoint:x")
+    ),
+    mistake(f"a{chr(27)}[31m=1", line=(r"a\x1b[31m",)),
     mistake("name=a/b", line=("name", "'a/b'", "usable as a folder name")),
     mistake("name=7", line=("name", "7", "quote")),
     mistake("seed", line=("--set seed", "KEY=VALUE")),

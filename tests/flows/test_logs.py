@@ -13,7 +13,7 @@ def test_the_file_has_everything_and_the_terminal_only_our_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with controller_log(tmp_path / "logs") as path:
-        logging.getLogger("flows.execution").warning("recovery %d", 1)
+        logging.getLogger("flows.execution").warning("recovery %d\x1b[31m", 1)
         logging.getLogger("flows.execution").info("our detail")
         logging.getLogger("distributed.scheduler").warning("worker lost")
         logging.getLogger("prefect.flow_runs").info("state Completed")
@@ -22,7 +22,7 @@ def test_the_file_has_everything_and_the_terminal_only_our_warnings(
         warnings.warn("a library's habit", UserWarning, stacklevel=1)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines() == ["recovery 1", "someone else's warning"]
+    assert captured.err.splitlines() == [r"recovery 1\x1b[31m", "someone else's warning"]
     text = path.read_text()
     for line in ("recovery 1", "our detail", "worker lost", "Completed", "still processing", "library's habit"):
         assert line in text
