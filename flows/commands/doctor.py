@@ -116,7 +116,7 @@ def _sglang(torch: dict[str, Any]) -> dict[str, Any]:
     """Whether the engine can be used, and why not; a run asks the same."""
     reason = sglang_unavailable_reason()
     if reason is None and not torch["devices"]:
-        return {"version": _version_of("sglang"), "usable": True, "reason": "no GPU: on the CPU it is for tests only"}
+        return {"version": _version_of("sglang"), "usable": True, "reason": "on the CPU, without kernels: slow"}
     return {"version": _version_of("sglang"), "usable": reason is None, "reason": reason}
 
 
@@ -135,7 +135,7 @@ def _code_rewards() -> dict[str, Any]:
 
 
 def _missing_for_cpu(torch: dict[str, Any]) -> list[str]:
-    missing = [f"{name}: pip install hybridflow" for name in PACKAGES if _version_of(name) is None]
+    missing = [f"{name}: pip install {name}" for name in PACKAGES if _version_of(name) is None]
     if sys.version_info < MIN_PYTHON:
         missing.append(f"Python {'.'.join(map(str, MIN_PYTHON))} or newer, this is {platform.python_version()}")
     if "error" in torch and torch["error"] != "not installed":

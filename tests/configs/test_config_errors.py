@@ -15,6 +15,7 @@ from configs.checks import check_config
 from configs.errors import ConfigError
 from configs.loader import load_config
 from configs.schema import RunConfig
+from configs.sglang_needs import install_command
 from tests.configs.trees import write_good
 from tests.processes import timed
 
@@ -203,7 +204,7 @@ IMPOSSIBLE = [
         line=("resources.pools.b", "holds no model", "place a role in it"),
     ),
     mistake("resources.num_ranks=100000", line=("resources.num_ranks", "100000", "GiB", "lower it")),
-    mistake("rollout.engine=sglang", line=("rollout.engine", "sglang", "pip install 'hybridflow[sglang]'")),
+    mistake("rollout.engine=sglang", line=("rollout.engine", "sglang", install_command())),
     mistake("logging.wandb_project=p", line=("logging.wandb_project", "wandb", "pip install 'hybridflow[wandb]'")),
     mistake("output=rows.jsonl", line=("output", "rows.jsonl", "name a folder")),
     mistake("data.train.path=gone.jsonl", line=("data.train.path", "gone.jsonl", "no such file")),

@@ -24,7 +24,7 @@ from storage.run_directory import RunDirectory
 from tests.faults.cases import CASES, MIN_RANKS, NUM_ITERATIONS, POINTS, Case
 from tests.faults.strike import Struck, strike_all
 from tests.flows.tiny_runs import final_weights
-from tests.workers.engines.sglang_models import kernel_stub
+from tests.workers.engines.sglang_models import usable_sglang
 from workers.checkpoint_io import export_checkpoint
 
 IN_EVERY_SUITE = {
@@ -71,7 +71,7 @@ def results(
     """The selected cases, on one cluster."""
     items = [item for item in request.session.items if item.module is request.module]  # type: ignore[attr-defined]
     chosen = [item.callspec.params["case"] for item in items]  # type: ignore[attr-defined]
-    with kernel_stub() if any(case.fault == "engine" for case in chosen) else nullcontext():
+    with usable_sglang() if any(case.fault == "engine" for case in chosen) else nullcontext():
         return asyncio.run(strike_all(chosen, tmp_path_factory.mktemp("faults")))
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from configs.schema import RunConfig
 from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
-from tests.workers.engines.sglang_models import STUB, kernel_stub
+from tests.workers.engines.sglang_models import usable_sglang
 from tests.workers.reference import grouped_rollouts, run_config
 from workers.engine_link import EngineLink
 from workers.engines.base import GenerateRequest, SamplingParams
@@ -31,13 +31,12 @@ PROMPTS = ([5, 6, 7], [20, 21], [33], [40, 41, 42, 43])
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("link")
     model = tiny_model_dir(folder, "qwen2", seed=3)
-    with kernel_stub():
+    with usable_sglang():
         return run_ranks(use_engines, 2, str(model), str(folder), timeout_s=400)
 
 
 def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """Update, generate; then the first rank's engine is killed, and both generate again."""
-    os.environ["PYTHONPATH"] = str(STUB)  # ranks are forked from a server that is older than this test
     config = config_of(model)
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
@@ -79,13 +78,12 @@ def config_of(model: str) -> RunConfig:
 def disjoint(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("disjoint")
     model = tiny_model_dir(folder, "qwen2", seed=3)
-    with kernel_stub():
+    with usable_sglang():
         return run_ranks(train_and_generate_apart, 2, str(model), str(folder), timeout_s=400)
 
 
 def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """The first rank trains, the second has the engine and no model; the engine dies once."""
-    os.environ["PYTHONPATH"] = str(STUB)
     config, device = config_of(model), torch.device("cpu")
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, device) if rank == 0 else None

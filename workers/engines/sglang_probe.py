@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 from configs.errors import UserError
 from configs.schema import RunConfig
+from configs.sglang_needs import has_nvidia_device, install_command, missing_on_cpu, other_pins
 
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
@@ -18,7 +18,8 @@ NEWEST = (0, 5, 23)
 
 CPU_RELEASE = (0, 5, 23)
 """The version whose CPU path is used."""
-KERNELS = "sgl_kernel"
+NAMED = 3
+"""Missing packages that a message names, at most."""
 
 
 def sglang_unavailable_reason() -> str | None:
@@ -26,26 +27,34 @@ def sglang_unavailable_reason() -> str | None:
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        return "sglang is not installed: pip install 'hybridflow[sglang]'"
+        return f"sglang is not installed: {install_command()}"
     if find_spec("sglang") is None:
         return f"sglang {installed} is installed but cannot be imported from here"
     if not OLDEST <= _release(installed) <= NEWEST:
         return f"sglang {installed} is not supported: {_written(OLDEST)} to {_written(NEWEST)} are"
-    return None if _has_nvidia_device() else _unusable_on_cpu(installed)
+    reason = None if has_nvidia_device() else _unusable_on_cpu(installed)
+    return reason or _other_versions(installed)
 
 
 def _unusable_on_cpu(installed: str) -> str | None:
     if _release(installed)[:3] != CPU_RELEASE:
         return (
             f"sglang {installed} is installed, but this machine has no NVIDIA device, and on a CPU only "
-            f"{_written(CPU_RELEASE)} is supported"
+            f"{_written(CPU_RELEASE)} is supported: {install_command()}"
         )
-    if find_spec(KERNELS) is None:
-        return (
-            f"sglang {installed} needs a module {KERNELS} on a CPU, for its names only: "
-            "put tests/sgl_kernel_stub of this project's sources on PYTHONPATH"
-        )
+    if missing := missing_on_cpu():
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        return f"sglang {installed} lacks {', '.join(missing[:NAMED])}{more} on a CPU: {install_command()}"
     return None
+
+
+def _other_versions(installed: str) -> str | None:
+    """SGLang and torch of another release do not load each other's kernels."""
+    others = list(other_pins())
+    if not others:
+        return None
+    wanted = " ".join(f"{text.split()[0]}=={text.split()[1]}" for text in others)
+    return f"sglang {installed} wants {', '.join(others)}: pip install {wanted}"
 
 
 def check_engine(config: RunConfig) -> None:
@@ -65,7 +74,3 @@ def _release(text: str) -> tuple[int, ...]:
 
 def _written(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))
-
-
-def _has_nvidia_device() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))

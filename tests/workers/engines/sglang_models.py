@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
@@ -21,17 +20,15 @@ from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.reshard.transition import Transition
 
-STUB = Path(__file__).parents[2] / "sgl_kernel_stub"
+STUB = Path(__file__).parents[2] / "sgl_usable_sglang"
 BUCKET_BYTES = 1 << 20
 
 
 @contextmanager
-def kernel_stub() -> Iterator[None]:
-    """SGLang can be imported in processes that are started inside; skips the test where it is not installed."""
+def usable_sglang() -> Iterator[None]:
+    """Engines' launchers are forked inside; skips the test where SGLang cannot be used."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "launch", forked_launcher.launch)  # of this process: ranks start theirs as a run does
-        patch.setenv("PYTHONPATH", str(STUB), prepend=os.pathsep)
-        patch.syspath_prepend(str(STUB))
         if reason := sglang_unavailable_reason():
             pytest.skip(reason)
         yield

@@ -15,6 +15,7 @@ from tests.models import tiny_model_dir
 from tests.workers.engines import sglang_models
 from tests.workers.reference import build, grouped_rollouts, run_config
 from workers.checkpoint_io import export_checkpoint
+from workers.engines.sglang.process import CPU_KERNEL_NAMES
 
 PROMPTS = [[20, 21, 22, 23], [5, 6], [60] * 9]
 NUM_TOKENS = 12
@@ -40,9 +41,11 @@ def greedy(folder: Path) -> list[list[int]]:
 
 def test_sglang_serves_an_export_with_the_same_greedy_tokens(tmp_path: Path) -> None:
     folder = exported(tmp_path)
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         command = [sys.executable, str(PROGRAM), str(folder), json.dumps(PROMPTS), str(NUM_TOKENS)]
-        environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
+        path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(CPU_KERNEL_NAMES)])
+        cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+        environment = {**os.environ, **cpu, "TMPDIR": str(tmp_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == greedy(folder)

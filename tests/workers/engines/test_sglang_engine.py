@@ -16,7 +16,7 @@ from workers.engines.base import SamplingParams
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangFactory]:
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         # A second engine only where a check compares two.
         num_engines = 2 if request.param == "llama" else 1
         factory = SglangFactory(request.param, tmp_path_factory.mktemp("run"), num_engines=num_engines)

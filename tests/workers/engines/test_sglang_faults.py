@@ -35,7 +35,7 @@ def crowd() -> list[compliance.GenerateRequest]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         engine = sglang_models.new_engine("llama", tmp_path_factory.mktemp("run"), request_timeout_s=3.0)
         try:
             yield engine
@@ -170,7 +170,7 @@ def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> No
         "print(EngineProcess(spec, log=Path(sys.argv[1]) / 'log').pid, flush=True); time.sleep(600)"
     )
     write_model_dir(compliance.reference("llama").config, tmp_path)
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         rank = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
     assert rank.stdout is not None
     launcher = int(rank.stdout.readline())
@@ -183,7 +183,7 @@ def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> No
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
         with pytest.raises(
             EngineCannotStart, match=r"start failed: FileNotFoundError: .*config.json.*log: .*engine.log"
@@ -193,7 +193,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_a_start_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
-    with sglang_models.kernel_stub():
+    with sglang_models.usable_sglang():
         process = EngineProcess(spec, log=tmp_path / "engine.log")
         with pytest.raises(EngineDied, match=r"start: not done within 0.2 s \(it had to be killed\)"):
             process.started(deadline_s=0.2)

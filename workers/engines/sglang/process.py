@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +30,8 @@ CONTROL_S = 120.0
 GONE_S = 30.0
 """For a killed tree to give its memory back."""
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+CPU_KERNEL_NAMES = Path(__file__).parent / "cpu"
+"""Put on the path of engines on a CPU: the names that SGLang imports from kernels of which there is no CPU build."""
 LOG_TAIL_BYTES = 1 << 16
 
 
@@ -152,6 +155,8 @@ def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
     temporary files where they are removed at the end."""
     mine = {k: v for k, v in os.environ.items() if k not in RENDEZVOUS and not k.startswith("TORCHELASTIC_")}
     path = [str(PACKAGE_ROOT), *filter(None, [mine.get("PYTHONPATH")])]
+    if spec.device == "cpu" and find_spec("sgl_kernel") is None:
+        path.append(str(CPU_KERNEL_NAMES))
     cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""} if spec.device == "cpu" else {}
     ours = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": folder, HANDLES: folder}
     ours |= dict.fromkeys(VARIABLES, loopback_interface())  # an engine is of one host

@@ -1,7 +1,7 @@
 """Names that SGLang imports on a CPU from its kernel package, which has no CPU build in the package index.
 
-Dense models in `attention_backend="torch_native"` never call them; a call is an error. Put this folder's parent
-on PYTHONPATH to run SGLang on a CPU.
+Dense models in `attention_backend="torch_native"` never call them; a call is an error. Engine processes on a CPU
+find this folder on their path when no other `sgl_kernel` is installed.
 """
 
 from __future__ import annotations
