@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from configs.checkpoint_paths import CHECKPOINT
@@ -35,7 +36,7 @@ def hub_problems(config: RunConfig, *, beside: Path | None = None) -> Iterator[s
 
     beside: the folder of the configuration, where people look for what it names; None: not known.
     """
-    for key, path, _ in _named(config):
+    for key, path, _ in named_ids(config):
         meant = _beside(path, beside)
         if not is_hub_id(path):
             yield f"{key}: {shown(path)} is no directory and no hub id ORGANISATION/NAME; {meant or 'correct it'}"
@@ -46,16 +47,31 @@ def hub_problems(config: RunConfig, *, beside: Path | None = None) -> Iterator[s
 
 def hub_warnings(config: RunConfig) -> Iterator[str]:
     """Hub ids whose files are not here yet."""
-    for key, path, revision in _named(config):
+    for key, path, revision in named_ids(config):
         if not is_hub_id(path) or is_cached(path, revision):
             continue
         at = "" if revision is None else f" (revision {revision})"
-        offline = next((name for name in OFFLINE if os.environ.get(name, "").upper() in TRUE), None)
-        head = f"{key}: {path}{at} is no directory here and not in the Hugging Face cache {cache_folder()}"
+        offline = offline_variable()
+        close = f" ({meant})" if (meant := similar_folder(path)) else ""
+        head = f"{key}: {path}{at} is no directory here{close} and not in the Hugging Face cache {cache_folder()}"
         if offline is not None:
             yield f"{head}, and {offline} forbids to fetch it; fetch it where there is a network, or name a directory"
         else:
             yield f"{head}; it is taken for a hub id and fetched when the run starts"
+
+
+def offline_variable() -> str | None:
+    """The environment variable that forbids to ask the hub."""
+    return next((name for name in OFFLINE if os.environ.get(name, "").upper() in TRUE), None)
+
+
+def similar_folder(path: str) -> str:
+    """`did you mean ./tiny?` where a bare name is close to a model's folder in the working directory; else empty."""
+    if "/" in path:
+        return ""
+    folders = [each.parent.name for each in Path().glob("*/config.json")]
+    close = get_close_matches(path, folders, n=1) or [each for each in folders if len(each) > 2 and each in path]
+    return f"did you mean ./{close[0]}?" if close else ""
 
 
 def is_cached(path: str, revision: str | None = None) -> bool:
@@ -74,7 +90,7 @@ def cache_folder() -> Path:
     return user_path(home) / "hub"
 
 
-def _named(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
+def named_ids(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
     """Key, path and revision of what is taken for a hub id."""
     paths = [(f"{role}.path", model.path, model.revision) for role, model in models_of(config).items()]
     for key, path, revision in (*paths, ("tokenizer", config.tokenizer, None)):

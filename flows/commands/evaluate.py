@@ -18,6 +18,7 @@ from configs.schema import DatasetConfig, ModelConfig, RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.commands.named_run import named_run
 from flows.commands.tables import counted, print_table
+from flows.hub_lookup import look_up
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.evaluations import samples_file
@@ -53,6 +54,8 @@ def evaluate(
 
     config = configured(overrides)
     check(config, source=name_or_path, stated=replace(stated(name_or_path, overrides), configured=configured))
+    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
+    look_up(config)
     fork_server.start(config)
     from flows.run import run as run_flow
 

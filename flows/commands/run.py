@@ -17,6 +17,7 @@ from configs.schema import RunConfig
 from flows.commands.answer import OK, STOPPED, Answer, finite
 from flows.commands.tables import counted
 from flows.hints import typed_command
+from flows.hub_lookup import look_up
 from flows.preflight import check
 from storage.evaluation_results import evaluation_lines
 from storage.locations import Location, location
@@ -42,6 +43,7 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
         print(f"hybridflow: warning: {name_or_path}: {line}", file=sys.stderr)
     if dry_run:
         return _plan(config)
+    look_up(config)
     fork_server.start(config)  # before imports that take seconds, too
     from flows.run import run as run_flow
 
