@@ -54,7 +54,6 @@ def evaluate(
 
     config = configured(overrides)
     check(config, source=name_or_path, stated=replace(stated(name_or_path, overrides), configured=configured))
-    check(config, source=name_or_path, stated=Stated(overrides=tuple(overrides), configured=configured))
     look_up(config)
     fork_server.start(config)
     from flows.run import run as run_flow
