@@ -87,8 +87,8 @@ class RunExecution:
         self.replays = False
         self.calls: list[TracedCall] = []
         self.reporter = IterationReporter(directory=directory, config=config, view=view)
-        execution = len(read_executions(directory.path)) + 1
-        self.committer = Committer(RolloutStore(directory.rollouts), execution=execution)
+        read_executions(directory.path)  # a damaged line is said before ranks are built
+        self.committer = Committer(RolloutStore(directory.rollouts))
         self.pools: dict[str, int] | None = None
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
         self.recoveries = Recoveries(view.note)
@@ -196,6 +196,7 @@ class RunExecution:
         newest = self.checkpoints.latest()
         trained = ranks.trained
         state = dict(newest.state) if newest is not None else {}
+        self.committer.execution = max(self.committer.execution, int(state.get("execution", 0)))
         versions = dict.fromkeys(trained, 0)
         versions |= {r: 0 for r in ranks.roles if needs_model(self.config, r)}
         if newest is not None:
@@ -235,9 +236,15 @@ class RunExecution:
         pools = pool_sizes(ranks.config)
         if pools == self.pools:
             return
-        path, cause = self.directory.path, self.recoveries.cause
+        path, store = self.directory.path, self.committer.store
         execution = next_execution(
-            path, ranks.config, first_iteration=self.done, pools=pools, started_at=time.time(), cause=cause
+            path,
+            ranks.config,
+            first_iteration=self.done,
+            pools=pools,
+            started_at=time.time(),
+            cause=self.recoveries.cause,
+            after=max(self.committer.execution, store.last_execution(self.done)),
         )
         append_execution(path, execution)
         self.committer.execution, self.pools = execution.number, pools
@@ -308,7 +315,8 @@ class RunExecution:
         await controller.settle()
         await self.reporter.logged()
         self.recoveries.started(f"checkpoint[{step}]")
-        state = {"iteration": step, "seed": self.config.seed, **controller.coefficients.state}
+        state = {"iteration": step, "seed": self.config.seed, "execution": self.committer.execution}
+        state |= controller.coefficients.state
         with self.recorder.checkpoint(step, controller.ranks):
             await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})
 

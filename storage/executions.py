@@ -25,7 +25,8 @@ FILE = "executions.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """number: from 1. first_iteration: where it went on. pools: ranks of each. started_at: seconds since 1970.
+    """number: from 1, given once. first_iteration: where it went on. pools: ranks of each. started_at: seconds since
+    1970.
 
     cause: of one that began inside a run, where workers were lost. changed: dotted keys whose values differ from those
     of the execution before: (before, now).
@@ -77,7 +78,7 @@ def config_of(run_dir: Location, number: int) -> RunConfig | None:
     found = next((e for e in read_executions(run_dir) if e.number == number), None)
     if found is None:
         return None
-    place = f"{run_dir / FILE} line {number}"
+    place = f"{run_dir / FILE} execution {number}"
     try:
         return from_tree(dict(found.config), place)
     except ConfigError as error:
@@ -108,11 +109,15 @@ def next_execution(
     pools: Mapping[str, int],
     started_at: float,
     cause: str | None = None,
+    after: int = 0,
 ) -> Execution:
-    """The execution that begins now, beside those that are kept."""
+    """The execution that begins now, beside those that are kept.
+
+    after: a number that is taken, whatever lines are left: records of stages and checkpoints may name it.
+    """
     earlier, tree = read_executions(run_dir), resolved(config)
     return Execution(
-        number=len(earlier) + 1,
+        number=max(after, *(execution.number for execution in earlier), 0) + 1,
         first_iteration=first_iteration,
         started_at=started_at,
         pools=pools,

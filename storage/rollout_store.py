@@ -78,6 +78,11 @@ class RolloutStore:
         group = load_group(self.folder(iteration))
         return dict(group.stages) if group else {}
 
+    def last_execution(self, first: int) -> int:
+        """The highest number of an execution that records of iterations from `first` on name; 0: none does."""
+        records = (record for i in self.names() if i >= first for record in self.stages(i).values())
+        return max((record.execution for record in records), default=0)
+
     def write(
         self, iteration: int, stage: str, columns: Rollouts, *, new_rows: bool, attempt: str, row_set: str = ""
     ) -> StageManifest:

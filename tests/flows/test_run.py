@@ -74,6 +74,12 @@ ELASTIC = {
 """Resumes whose ranks the placement's workers have held just before, so that none starts anew."""
 
 
+def without_last_execution(run: Path) -> None:
+    """As one who removes a damaged line; the last execution's records and checkpoint are still there."""
+    lines = (run / "executions.jsonl").read_text().splitlines(keepends=True)
+    (run / "executions.jsonl").write_text("".join(lines[:-1]))
+
+
 async def resumed(open_session: Session, done: dict[str, RunSummary], placement: str, folder: Path) -> None:
     """The run from its first checkpoint on one rank, an iteration longer; that one from its second, elsewhere."""
     for name in ELASTIC[placement]:
@@ -82,6 +88,8 @@ async def resumed(open_session: Session, done: dict[str, RunSummary], placement:
         directory = RunDirectory(folder / name.replace(" ", "_"))
         shutil.copytree(before, directory.path)
         shutil.rmtree(directory.checkpoints / f"{2 if alone else 3:08d}")
+        if name == "on two pools of two":
+            without_last_execution(directory.path)
         resources = {"num_ranks": 1} if alone else PLACEMENTS[placement]
         overrides = (
             f"name={directory.path.name}",
@@ -312,6 +320,8 @@ def test_a_run_says_which_iterations_ran_on_which_ranks(finished: dict[str, RunS
     assert [(e.number, e.first_iteration, dict(e.pools)) for e in executions] == [
         (1, 0, {"main": 2}), (2, 1, {"main": 1}), (3, 2, dict.fromkeys("abcd", 1)),
     ]  # fmt: skip
+    with_a_line_removed = read_executions(Path(finished["on two pools of two"].run_dir))
+    assert [e.number for e in with_a_line_removed] == [1, 3]
     assert executions[1].changed["resources.num_ranks"] == (2, 1)
     assert executions[2].placement == PLACEMENTS["all apart"]["placement"]
     stages = {i: RolloutStore(directory.rollouts).stages(i) for i in range(3)}

@@ -10,6 +10,7 @@ from configs.loader import apply_overrides
 from configs.schema import RunConfig
 from storage.errors import StorageError
 from storage.executions import FILE, append_execution, config_of, next_execution, read_executions
+from storage.rollout_store import RolloutStore
 
 CONFIG = RunConfig()
 
@@ -44,3 +45,20 @@ def test_a_torn_line_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) -> No
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"first_iteration": 1', '"first_iteration": 3'))
     with pytest.raises(StorageError, match=f"{FILE} line 2 is damaged: it does not fit its checksum"):
         read_executions(tmp_path)
+
+
+def test_a_number_is_given_once_whatever_lines_are_removed(tmp_path: Path) -> None:
+    for first in (0, 2, 4):
+        start(tmp_path, CONFIG, first)
+    first, _, third = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / FILE).write_text(first + third)
+    start(tmp_path, apply_overrides(CONFIG, ["kl.coef=0.5"]), 6)
+    assert [execution.number for execution in read_executions(tmp_path)] == [1, 3, 4]
+    found = config_of(tmp_path, 4)
+    assert found is not None and found.kl.coef == 0.5
+    (tmp_path / FILE).unlink()
+    store = RolloutStore(tmp_path / "rollouts")
+    store.log_state_stage(7, "actor.update_actor", execution=4)
+    assert (store.last_execution(0), store.last_execution(8)) == (4, 0)
+    later = next_execution(tmp_path, CONFIG, first_iteration=7, pools={}, started_at=1.5, after=store.last_execution(7))
+    assert later.number == 5
