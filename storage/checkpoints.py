@@ -100,15 +100,28 @@ class CheckpointStore:
 
     def committed(self) -> list[Checkpoint]:
         """Committed checkpoints by step, ascending; a damaged manifest is passed over with a warning."""
-        found = []
-        for _, path in sorted(self._folders().items()):
+        found = self._readable()
+        for entry in found.values():
+            if isinstance(entry, StorageError):
+                _passed_over(entry)
+        return [entry for entry in found.values() if isinstance(entry, Checkpoint)]
+
+    def damaged(self) -> dict[int, StorageError]:
+        """By step, the committed checkpoints whose manifest cannot be used, and why."""
+        return {step: entry for step, entry in self._readable().items() if isinstance(entry, StorageError)}
+
+    def _readable(self) -> dict[int, Checkpoint | StorageError]:
+        found: dict[int, Checkpoint | StorageError] = {}
+        for step, path in sorted(self._folders().items()):
             try:
                 manifest = _read_manifest(path)
+                if (its := manifest["step"]) != step:
+                    raise StorageError(f"{path / MANIFEST} is of step {its}; give its folder that name again")
             except StorageError as error:
-                _passed_over(error)
+                found[step] = error
                 continue
             files = {name: (entry["bytes"], entry["crc32c"]) for name, entry in manifest["files"].items()}
-            found.append(Checkpoint(step=manifest["step"], path=path, state=manifest["state"], files=files))
+            found[step] = Checkpoint(step=step, path=path, state=manifest["state"], files=files)
         return found
 
     def latest(self) -> Checkpoint | None:

@@ -22,6 +22,8 @@ from storage.reading import parse_json, read_file
 from storage.records import ArrayRecord, StageRecord
 
 FORMAT_VERSION = 1
+EMPTY_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+"""What `zarr.open_group` makes where a stage is being written: nothing of ours is in it."""
 CODECS = {"bytes", "vlen-utf8", "blosc", "crc32c"}
 
 
@@ -70,11 +72,15 @@ def group_to_change(folder: Location, *, run: str, iteration: int) -> IterationG
         return empty
     except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error}); the file is damaged") from error
-    attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
-    if "format_version" not in attributes:
-        # `zarr.open_group` creates an empty group where a stage was being written: nothing of ours is in it.
+    if document == EMPTY_GROUP:
         return replace(empty, version=version)
-    return replace(_from_attributes(path, attributes, document), version=version)
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    if not isinstance(attributes, dict) or "format_version" not in attributes:
+        raise StorageError(f"{path} names no stages as every commit does; the file is damaged")
+    group = replace(_from_attributes(path, attributes, document), version=version)
+    if folder.name.isdigit() and int(folder.name) != group.iteration:
+        raise StorageError(f"{path} is of iteration {group.iteration}; give its folder that iteration's name again")
+    return group
 
 
 def _from_attributes(path: Location, attributes: dict[str, Any], document: dict[str, Any]) -> IterationGroup:

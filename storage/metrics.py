@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,9 @@ from storage.atomic import writing
 from storage.errors import StorageError
 from storage.jsonable import jsonable
 from storage.lines import append_text, drop_torn_line, read_appended
-from storage.locations import Location
+from storage.locations import Location, is_there
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -29,7 +32,7 @@ class MetricsLog:
         self.path = path
         with writing(self.path):
             drop_torn_line(self.path)
-        self._iterations = {line["iteration"] for line in read_metrics(self.path) if "iteration" in line}
+        self._iterations = {line["iteration"] for line in read_metrics(self.path)}
 
     @property
     def last_iteration(self) -> int | None:
@@ -47,6 +50,7 @@ class MetricsLog:
         if iteration in self._iterations:
             return False
         line = seal({"iteration": iteration, **jsonable(metrics)})
+        self._say_if_removed()
         with writing(self.path):
             # A disk that was full may have left half of the line before.
             drop_torn_line(self.path)
@@ -54,18 +58,26 @@ class MetricsLog:
         self._iterations.add(iteration)
         return True
 
+    def _say_if_removed(self) -> None:
+        if self._iterations and not is_there(self.path):
+            logger.warning("%s was removed while the run went on; it begins again, without what it had", self.path)
+
 
 def read_metrics(path: Location) -> list[dict[str, Any]]:
     """Every whole line, in file order; empty when there is no file. A last line without its end is left out.
 
-    Raises StorageError naming file and line for one that is damaged, or whose iteration is no number.
+    Raises StorageError naming file and line for one that is damaged, has no iteration, or that of an earlier line.
     """
-    lines = read_documents(path)
+    lines, seen = read_documents(path), set[int]()
     for number, line in enumerate(lines, start=1):
-        if not is_count(line.get("iteration", 0)):
+        iteration = line.get("iteration")
+        if not is_count(iteration):
             raise StorageError(
-                f"{path} line {number}: {shown(line['iteration'])} is no number of an iteration; remove the line"
+                f"{path} line {number}: {shown(iteration)} is no number of an iteration; remove the line"
             )
+        if iteration in seen:
+            raise StorageError(f"{path} line {number}: iteration {iteration} is in an earlier line; remove one of them")
+        seen.add(iteration)
     return lines
 
 

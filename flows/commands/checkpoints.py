@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ls(name_or_path: str, runs: Location | str) -> Answer:
-    """Committed checkpoints with their step, size and the state saved with them."""
+    """Committed checkpoints, also damaged ones, with their step, size and the state saved with them."""
     run = named_run(name_or_path, runs, CHECKPOINT)
     store = _store(run)
     best = store.best()
@@ -30,8 +30,9 @@ def ls(name_or_path: str, runs: Location | str) -> Answer:
         {**_row(checkpoint), "best": best is not None and best.step == checkpoint.step}
         for checkpoint in store.committed()
     ]
-    document = {"run": str(run.path), "checkpoints": rows}
-    return Answer(document=finite(document), show=lambda console: _show(console, run, rows))
+    damaged = [{"step": step, "error": str(error)} for step, error in store.damaged().items()]
+    document = {"run": str(run.path), "checkpoints": rows, "damaged": damaged}
+    return Answer(document=finite(document), show=lambda console: _show(console, run, rows, damaged))
 
 
 def _row(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -44,7 +45,11 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]]) -> None:
+def _show(console: Console, run: RunDirectory, rows: list[dict[str, Any]], damaged: list[dict[str, Any]]) -> None:
+    for entry in damaged:
+        console.print(f"step {entry['step']} is damaged: {entry['error']}", markup=False, soft_wrap=True)
+    if not rows and damaged:
+        return
     if not rows:
         console.print(f"{run.path}: no committed checkpoint yet", markup=False)
         return

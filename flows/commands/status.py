@@ -87,7 +87,7 @@ def _total(run: RunDirectory, said: RunStatus | None, state: str) -> int:
 
 
 def _logged(lines: list[Metrics]) -> int:
-    return max((int(line["iteration"]) + 1 for line in lines if "iteration" in line), default=0)
+    return max((int(line["iteration"]) + 1 for line in lines), default=0)
 
 
 def seconds_per_iteration(lines: list[Metrics]) -> float | None:

@@ -121,6 +121,8 @@ def test_damage_to_checkpoints_never_lists_or_exports_what_was_not_saved(
             assert code == 0 and (out == listed or json.loads(out)["checkpoints"] == [])
             if out != listed:
                 assert f"checkpoint passed over: {path}" in caplog.text
+                (damaged,) = json.loads(out)["damaged"]
+                assert damaged["step"] == 2 and damaged["error"].startswith(f"{path} ")
                 passed_over += 1
             code, _, err = answer(export, run, tmp_path / "out", capsys)
             assert code == 2 and "Traceback" not in err

@@ -79,11 +79,25 @@ def test_lines_of_an_earlier_version_are_read_and_logged_after(tmp_path: Path) -
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    for line in ('{"iteration" 1}', "[1]", "[" * 9000, '{"iteration": NaN}', '{"iteration": "1"}', '{"iteration": -1}'):
+    for line in ('{"iteration" 1}', "[1]", "[" * 9000, '{"iteration": NaN}', '{"iteration": "1"}', '{"iteration": -1}',
+                 '{"reward_mean": 1}', '{"iteration": 0}'):  # fmt: skip
         path.write_text('{"iteration": 0}\n' + line + '\n{"iteration": 2}\n')
-        with pytest.raises(StorageError, match=f"{path} line 2[: ].*remove the line"):
+        with pytest.raises(StorageError, match=f"{path} line 2[: ].*remove (the line|one of them)"):
             read_metrics(path)
 
 
 def test_no_file_is_no_metrics(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_that_is_removed_while_the_run_goes_on_is_said_and_begun_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(0, {})
+    log.append(1, {})
+    assert not caplog.text
+    log.path.unlink()
+    log.append(2, {})
+    assert f"{log.path} was removed while the run went on" in caplog.text
+    assert [line["iteration"] for line in read_metrics(log.path)] == [2]

@@ -92,6 +92,23 @@ def test_a_damaged_zarr_json_never_gives_other_numbers(store: RolloutStore) -> N
     assert refused > 75
 
 
+def test_a_zarr_json_that_has_lost_the_stages_is_not_an_uncommitted_iteration(store: RolloutStore) -> None:
+    path = store.folder(0) / "zarr.json"
+    whole = json.loads(path.read_bytes())
+    lost = [{**whole, "attributes": left} for left in ({}, None, [], {"stages": {}})]
+    for document in ({}, [], None, "group", *lost, {k: v for k, v in whole.items() if k != "attributes"}):
+        path.write_text(json.dumps(document))
+        for ask in (store.iterations, lambda: store.stages(0), lambda: store.read(0)):
+            with pytest.raises(StorageError, match=f"{path} .*the file is damaged"):
+                ask()
+
+
+def test_iterations_whose_folders_have_changed_names_are_refused(store: RolloutStore) -> None:
+    store.folder(0).rename(store.folder(1))
+    with pytest.raises(StorageError, match=f"{store.folder(1)}/zarr.json is of iteration 0; give its folder"):
+        store.read(1)
+
+
 def test_an_iteration_that_is_removed_while_it_is_read_is_gone_and_not_damaged(store: RolloutStore) -> None:
     folder = store.folder(0)
     shutil.rmtree(folder)
