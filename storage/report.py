@@ -63,7 +63,7 @@ def collect(
         f"at most {MAX_TOKENS} tokens of a response. `hybridflow rollouts grep` looks through all samples.",
         "facts": _facts(run, lines),
         "evaluations": _evaluations(lines),
-        "config": run.config_yaml.read_text(encoding="utf-8") if is_there(run.config_yaml) else "",
+        "config": run.config_yaml.read_bytes().decode(errors="replace") if is_there(run.config_yaml) else "",
         "iterations": [line["iteration"] for line in lines if "iteration" in line],
         "metrics": metrics,
         "panels": [[title, list(names)] for title, names in PANELS],
