@@ -1,8 +1,9 @@
 """One process at a time runs a run directory.
 
-On a file system: a lock that ends with its process. In an object store: a lease, an object that is put only if
-there is none and put again while the run goes on. A lease that is not renewed ends after LEASE_S; on the machine
-that held it a run goes on at once, since a lock on its local side shows that the process is gone.
+On a file system: a lock that ends with its process, and that is made again where somebody deletes it. In an object
+store: a lease, an object that is put only if there is none and put again while the run goes on. A lease that is not
+renewed ends after LEASE_S; on the machine that held it a run goes on at once, since a lock on its local side shows that
+the process is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from storage.errors import StorageError
 from storage.locations import Location, local_side
@@ -29,6 +31,8 @@ LOCK = ".lock"
 HOLDER = ".holder"
 LEASE_S = 60.0
 RENEW_S = 15.0
+WATCHED_S = 1.0
+"""How long a second process may start beside the run whose lock somebody deletes."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +45,75 @@ def exclusive(run: Location, *, on_loss: Callable[[str], None] | None = None) ->
     """
     local = local_side(run)
     local.mkdir(parents=True, exist_ok=True)
-    refuse_irregular(local / LOCK)
-    with open(local / LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _held_elsewhere(run) from error
+    with ExitStack() as stack:
+        lock = _locked(local / LOCK)
+        if lock is None:
+            raise _held_elsewhere(run)
+        stack.enter_context(_watched(run, lock, on_loss or logger.error))
         if isinstance(run, ObjectPath):
-            with _leased(run / LOCK, _holder(local), on_loss or logger.error):
-                yield
-        else:
-            yield
+            stack.enter_context(_leased(run / LOCK, _holder(local), on_loss or logger.error))
+        yield
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The file, locked; None where another process has it."""
+    refuse_irregular(path)
+    lock = open(path, "a")  # noqa: SIM115 (it outlives this function)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+@contextmanager
+def _watched(run: Location, lock: IO[str], on_loss: Callable[[str], None]) -> Iterator[None]:
+    watch = _Watch(run=run, lock=lock, on_loss=on_loss)
+    thread = threading.Thread(target=watch.go_on, name="run-lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+        thread.join()
+        watch.lock.close()
+
+
+@dataclass
+class _Watch:
+    """A lock that is deleted holds nothing: it is made again, unless another process has done so."""
+
+    run: Location
+    lock: IO[str]
+    on_loss: Callable[[str], None]
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def go_on(self) -> None:
+        while not self.over.wait(WATCHED_S):
+            try:
+                ours = self._is_in_place() or self._taken_again()
+            except (OSError, StorageError) as error:  # such as the whole directory, which the run itself says
+                logger.info("the lock of %s cannot be made again: %s", self.run, error)
+                continue
+            if not ours:
+                self.on_loss(f"{self.run} was taken by another process, since its {LOCK} was deleted; this one stops")
+                return
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.lock.name), os.fstat(self.lock.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _taken_again(self) -> bool:
+        lock = _locked(Path(self.lock.name))
+        if lock is None:
+            return False
+        logger.warning("%s was deleted while the run went on; it is made again", self.lock.name)
+        self.lock.close()
+        self.lock = lock
+        return True
 
 
 def refuse_running(run: Location) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,33 @@ def run(s3: str, request: pytest.FixtureRequest) -> ObjectPath:
 
 def another_machine(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+def test_a_lock_that_is_deleted_is_made_again_and_one_that_is_then_taken_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.run_lock.WATCHED_S", 0.05)
+    lost, told = list[str](), threading.Event()
+
+    def on_loss(sentence: str) -> None:
+        lost.append(sentence)
+        told.set()
+
+    with exclusive(tmp_path, on_loss=on_loss):
+        (tmp_path / LOCK).unlink()
+        deadline = time.monotonic() + 10
+        while not is_held(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(StorageError, match="is being run by another process"), exclusive(tmp_path):
+            pass
+        assert not lost
+        taken = tmp_path / "taken"
+        with open(taken, "w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            taken.rename(tmp_path / LOCK)
+            assert told.wait(10)
+    assert lost == [f"{tmp_path} was taken by another process, since its {LOCK} was deleted; this one stops"]
+    assert not is_held(tmp_path)
 
 
 def test_a_run_is_held_once(run: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
