@@ -119,7 +119,11 @@ def _best(store: CheckpointStore, run: RunDirectory) -> Checkpoint:
 
 
 def _checkpoint(store: CheckpointStore, run: RunDirectory, step: int | None) -> Checkpoint:
-    committed = store.committed()
+    committed, damaged = store.committed(), store.damaged()
+    if step is not None and step in damaged:
+        raise damaged[step]
+    if damaged and not committed:
+        raise next(iter(damaged.values()))
     if not committed:
         raise UserError(f"{run.path}: no committed checkpoint yet; `checkpoint.every` says when one is made")
     if step is None:
