@@ -315,8 +315,8 @@ class RunExecution:
         await controller.settle()
         await self.reporter.logged()
         self.recoveries.started(f"checkpoint[{step}]")
-        state = {"iteration": step, "seed": self.config.seed, "execution": self.committer.execution}
-        state |= controller.coefficients.state
+        own = {"iteration": step, "seed": self.config.seed, "execution": self.committer.execution}
+        state = {**own, **controller.coefficients.state}
         with self.recorder.checkpoint(step, controller.ranks):
             await self.checkpointer.save(controller.ranks, step, {**state, **self._best_metric(step)})
 

@@ -68,7 +68,7 @@ def read_metrics(path: Location) -> list[dict[str, Any]]:
 
     Raises StorageError naming file and line for one that is damaged, has no iteration, or that of an earlier line.
     """
-    lines, seen = read_documents(path), set[int]()
+    lines, seen = read_documents(path), set[object]()
     for number, line in enumerate(lines, start=1):
         iteration = line.get("iteration")
         if not is_count(iteration):
