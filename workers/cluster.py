@@ -17,6 +17,7 @@ from workers import fork_server
 from workers.attach import attached
 from workers.local_cluster import local_cluster
 from workers.places import RESOURCE
+from workers.scratch import scratch_folder
 from workers.tls import security
 
 NO_DASHBOARD = "127.0.0.1:0"
@@ -61,7 +62,11 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
     cluster = config.cluster
     found = security(cluster)
     settings = local_settings(config.resources.threads_per_rank, device=config.resources.device)
-    with dask.config.set(settings), _environment_kept() as restore_environment:
+    with (
+        scratch_folder(dask.config.get("temporary-directory", None)) as scratch,
+        dask.config.set(settings),
+        _environment_kept() as restore_environment,
+    ):
         distributed.utils._forkserver_preload_set = True  # what Dask would import first takes a second here, too
         fork_server.start(config)
         async with local_cluster(
@@ -76,6 +81,7 @@ async def dask_client(config: RunConfig, *, num_workers: int) -> AsyncIterator[C
             protocol="tcp://" if found is None else "tls://",
             security=found,
             resources={RESOURCE: 1},
+            local_directory=str(scratch),
         ) as client:
             restore_environment()
             yield client
