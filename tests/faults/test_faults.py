@@ -175,7 +175,9 @@ def assert_nothing_generated_twice(case: Case, ours: Struck) -> None:
     """Only a generation that was not committed when the fault struck is made again."""
     times = [ours.executed[f"actor.generate_sequences[{i}]"] for i in range(NUM_ITERATIONS)]
     lost = case.stage in ("generate", "commit") and case.fault != "request"
-    assert times == ([1, 2, 1] if lost else [1, 1, 1]), ours.executed
+    # a commit under way is the controller's: it may end before the run does that lost its scheduler
+    kept = not lost or (case.stage, case.fault) == ("commit", "scheduler")
+    assert times in ([[1, 1, 1]] if kept else []) + ([[1, 2, 1]] if lost else []), ours.executed
 
 
 def assert_each_iteration_says_its_ranks(ours: Struck) -> None:
