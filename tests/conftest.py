@@ -11,6 +11,7 @@ import pytest
 from flows.prefect_server import LocalPrefectServer, client_settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # set in processes of pytest-xdist; output follows it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

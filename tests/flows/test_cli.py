@@ -427,7 +427,10 @@ def test_ui_says_its_url_serves_it_and_ends_with_a_signal(tmp_path: Path) -> Non
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        url = next(word for word in line.split() if word.startswith("http"))
+        url = next((word for word in line.split() if word.startswith("http")), None)
+        if url is None:
+            process.kill()  # leaving the context waits for it
+            pytest.fail(f"no address in {line!r}")
         with urllib.request.urlopen(f"{url}/api/health", timeout=10) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
