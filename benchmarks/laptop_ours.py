@@ -35,6 +35,10 @@ class InProcessPlane(DataPlane):
     def __init__(self) -> None:
         pass
 
+    @property
+    def address(self) -> str:
+        return "tcp://127.0.0.1:0"
+
 
 class OurSide:
     """`context` is a rank's, built as a rank actor builds it."""

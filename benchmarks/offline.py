@@ -137,7 +137,7 @@ def commands(run: RunDirectory, last: int, scratch: Path) -> dict[str, list[str]
         ],
         "stats, one iteration": ["rollouts", "stats", path, "--iterations", "-1"],
         "stats, all": ["rollouts", "stats", path],
-        "diff, first and last": ["rollouts", "diff", path],
+        "diff": ["rollouts", "diff", path],
         "report": ["report", path, "--output", str(scratch / "report.html")],
     }  # fmt: skip
 

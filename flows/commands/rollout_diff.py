@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMPARED = ("reward", "length")
+LOOKED_AT = 32
+"""Iterations at each end of a run among which a pair is looked for: a run of any length answers in about a second."""
 READ = ("prompt_id", "prompt_text", "text", "reward")
 
 
@@ -36,7 +38,8 @@ def diff(
 ) -> Answer:
     """Mean reward and length of every prompt that both iterations have; or one prompt's samples side by side.
 
-    first, second: None: the pair that shares the most prompts, of those the one whose iterations are furthest apart.
+    first, second: None: of the first and last `LOOKED_AT` iterations the pair that shares the most prompts, of those
+    the one whose iterations are furthest apart.
     """
     run = named_run(name_or_path, runs, ROLLOUTS)
     of_second = named_run(other, runs, ROLLOUTS) if other else run
@@ -77,9 +80,10 @@ def _chosen_pair(
 
 
 def _prompts(run: RunDirectory, iteration: str | None, option: str) -> dict[int, frozenset[int]]:
-    """Prompts of each iteration, or of the one that is named."""
+    """Prompts of the first and last iterations, or of the one that is named."""
     store = RolloutStore(run.rollouts)
-    return prompts_by_iteration(store, chosen_iterations(iteration, store.names(), option=option))
+    found = chosen_iterations(iteration, store.names(), option=option)
+    return prompts_by_iteration(store, sorted({*found[:LOOKED_AT], *found[-LOOKED_AT:]}))
 
 
 def _load(run: RunDirectory, iteration: str, option: str) -> Samples:
@@ -151,7 +155,7 @@ def _show_overall(console: Console, document: dict[str, Any], first: str, second
     if not document["prompts"]:
         console.print(
             "no prompt is in both: as long as a run has not taken every row of its data, none comes twice; "
-            "--other RUN compares with another run",
+            f"--other RUN compares with another run, --first and --second others than the {LOOKED_AT} at each end",
             markup=False,
         )
     elif document["chosen"]:

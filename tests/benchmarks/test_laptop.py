@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gradients import Gradients, relative_difference, rollouts_of, update_gradients
 from benchmarks.laptop import NUM_THREADS, configuration, with_other
+from benchmarks.laptop_ours import OurSide, num_computed_tokens
+from configs.loader import apply_overrides
 from pipeline.rollouts import Rollouts
 from tests.models import tiny_model_dir
 from tests.workers.reference import build, run_config
@@ -96,6 +98,22 @@ def test_both_sides_make_the_iteration_that_the_benchmark_states() -> None:
     assert training.num_mini_batches == training.num_epochs == 1
     assert not config.actor.fsdp.gradient_checkpointing and config.kl.placement == "none"
     assert config.resources.threads_per_rank == NUM_THREADS == 2
+
+
+def test_our_side_makes_an_iteration_from_weights_to_weights(tmp_path: Path) -> None:
+    changes = [f"actor.path={tiny_model_dir(tmp_path)}", "data.apply_chat_template=false", "data.batch_size=2"]
+    lengths = ["rollout.max_new_tokens=4", "rollout.min_new_tokens=4", "data.max_prompt_tokens=400"]
+    if torch.distributed.is_initialized():  # another test's; a rank makes its own
+        torch.distributed.destroy_process_group()
+    side = OurSide(apply_overrides(configuration(1), changes + lengths))
+    try:
+        seconds = side.iteration(0)
+        assert num_computed_tokens(side, 0)[0] < num_computed_tokens(side, 0)[1]
+    finally:
+        side.close()
+    stages = {"weights to engine", "generation", "reward", "forward and backward", "optimizer step"}
+    assert set(seconds) == stages | {"total", "cpu"}
+    assert all(seconds[stage] > 0 for stage in stages) and sum(seconds[stage] for stage in stages) < seconds["total"]
 
 
 def test_what_no_stage_claims_is_other() -> None:
