@@ -114,6 +114,7 @@ def _end_as(status: int) -> NoReturn:
     if code >= 0:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the work has written its own
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that waits would say another end than the work's
     if -code != signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
