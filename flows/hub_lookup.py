@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 
 import httpx
 
 from configs.errors import UserError
 from configs.hub_checks import cache_folder, is_cached, is_hub_id, named_ids, offline_variable, similar_folder
-from configs.paths import user_path
 from configs.schema import RunConfig
 
 TIMEOUT_S = 3.0
@@ -51,8 +49,10 @@ def _refusal(key: str, path: str, reason: str) -> str:
 
 def _answer(path: str, revision: str | None) -> int | str:
     """The status of the model's page in the hub's interface, or why there was none."""
+    from huggingface_hub import get_token
+
     url = f"{_endpoint()}/api/models/{path}" + ("" if revision is None else f"/revision/{revision}")
-    token = _token()
+    token = get_token()
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     answers: list[int | str] = []
 
@@ -71,12 +71,3 @@ def _answer(path: str, revision: str | None) -> int | str:
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-
-
-def _token() -> str | None:
-    """As `huggingface_hub` finds it."""
-    if named := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return named.strip()
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    file = user_path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")
-    return (file.read_text().strip() or None) if file.is_file() else None

@@ -70,14 +70,23 @@ def _locked(path: Path) -> IO[str] | None:
 @contextmanager
 def _watched(run: Location, lock: IO[str], on_loss: Callable[[str], None]) -> Iterator[None]:
     watch = _Watch(run=run, lock=lock, on_loss=on_loss)
-    thread = threading.Thread(target=watch.go_on, name="run-lock", daemon=True)
+    try:
+        with _going_on(watch.go_on, watch.over):
+            yield
+    finally:
+        watch.lock.close()
+
+
+@contextmanager
+def _going_on(keep: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """`keep` on a thread of its own, until it is `over`."""
+    thread = threading.Thread(target=keep, name="run-lock", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        watch.over.set()
+        over.set()
         thread.join()
-        watch.lock.close()
 
 
 @dataclass
@@ -209,13 +218,10 @@ def _read(place: ObjectPath) -> _Lease | None:
 @contextmanager
 def _leased(place: ObjectPath, holder: str, on_loss: Callable[[str], None]) -> Iterator[None]:
     renewing = _Renewal(place=place, tag=_acquire(place, holder), holder=holder, on_loss=on_loss)
-    thread = threading.Thread(target=renewing.go_on, name="run-lease", daemon=True)
-    thread.start()
     try:
-        yield
+        with _going_on(renewing.go_on, renewing.over):
+            yield
     finally:
-        renewing.over.set()
-        thread.join()
         if not renewing.lost:
             place.remove()
 

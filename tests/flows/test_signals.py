@@ -30,6 +30,21 @@ asyncio.run(main())
 """
 
 
+def started(program: str, first_line: str, *, start_new_session: bool = False) -> subprocess.Popen[str]:
+    """A process of this program that has said its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{first_line}\n"
+    return process
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_first_signal_only_asks_and_old_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
@@ -44,16 +59,9 @@ async def test_the_first_signal_only_asks_and_old_handlers_come_back(number: sig
 
 
 def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUSY],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = started(BUSY, "ready")
     process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
     assert process.stdout.readline() == "requested\n"
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=10)
@@ -64,15 +72,7 @@ def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
 
 def test_while_nothing_runs_the_first_signal_ends_the_process() -> None:
     starting = BUSY.replace("as stop:", "as stop:\n        stop.may_end_at_once = True")
-    process = subprocess.Popen(
-        [sys.executable, "-c", starting],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = started(starting, "ready")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=10)
     assert process.returncode == EXIT_INTERRUPTED
@@ -91,16 +91,7 @@ with sigint_kept_from_children(stop.set):
     stop.wait(10)
 child.communicate()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = started(parent, "up", start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=10)
     assert (process.returncode, out, err) == (0, "unharmed\n", "")
