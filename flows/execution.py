@@ -26,10 +26,10 @@ from flows.stage_tasks import CONTROLLERS, checkpoint_task
 from flows.stage_watch import StageWatch
 from pipeline.algorithms import get_algorithm
 from pipeline.coefficients import Coefficients
-from pipeline.going_on import goes_on
 from pipeline.loop import run_iterations
 from pipeline.models import Models, gather
 from pipeline.placement import needs_model, pool_sizes
+from pipeline.resume_point import resume_point
 from pipeline.stages import RolloutsHandle, StageOutcome
 from pipeline.trace import TracedCall, calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
@@ -254,7 +254,7 @@ class RunExecution:
         store = self.committer.store
         stored = {} if self.recoveries.any else {i: set(store.stages(i)) for i in store.names() if i >= self.done}
         if stored or (self.done and not self.recoveries.any):
-            self.view.note(goes_on(self.calls, stored, step=self.done, total=self.config.training.num_iterations))
+            self.view.note(resume_point(self.calls, stored, step=self.done, total=self.config.training.num_iterations))
 
     def _newest_step(self) -> int:
         newest = self.checkpoints.latest()

@@ -14,12 +14,12 @@ from distributed import Client
 from configs.errors import UserError
 from configs.schema import RunConfig
 from flows.execution import RunExecution
-from flows.going_on import config_to_resume
 from flows.live_view import LiveView
 from flows.logs import IN_FILE_ONLY, controller_log, without_dask_chatter
 from flows.prefect_client import client_settings, configured_api_url
 from flows.prefect_server import HOME, LocalPrefectServer
 from flows.preflight import check
+from flows.resume_config import config_to_resume
 from flows.signals import StopRequest
 from flows.starting_point import create_run
 from pipeline.placement import pool_sizes

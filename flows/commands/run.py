@@ -52,7 +52,7 @@ def run(name_or_path: str, overrides: Sequence[str], output: str | None, *, dry_
 
 def resume(name_or_path: str, overrides: Sequence[str], runs: Location | str, *, quiet: bool) -> Answer:
     """Go on with a run where it was left."""
-    from flows.going_on import config_to_resume
+    from flows.resume_config import config_to_resume
     from storage.run_directory import RunDirectory
 
     directory = RunDirectory.resolve(name_or_path, runs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.loader import load_config
 from configs.schema import RunConfig
-from flows.going_on import config_to_resume
+from flows.resume_config import config_to_resume
 from storage.run_directory import RunDirectory
 from workers import fork_server
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pipeline.trace import TracedCall
 
 
-def goes_on(calls: Sequence[TracedCall], stored: Mapping[int, Collection[str]], *, step: int, total: int) -> str:
+def resume_point(calls: Sequence[TracedCall], stored: Mapping[int, Collection[str]], *, step: int, total: int) -> str:
     """The checkpoint, which iterations are replayed from stored rollouts, and the first stage that is computed anew.
 
     calls: an iteration's, in their order. stored: committed stages by iteration. step: of the newest checkpoint, that

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from configs.schema import RunConfig
-from pipeline.going_on import goes_on
+from pipeline.resume_point import resume_point
 from pipeline.trace import trace
 
 GENERATE, UPDATE = "actor.generate_sequences", "actor.update_actor"
@@ -30,5 +30,5 @@ def test_where_a_run_goes_on_is_said(step: int, stored: dict[int, int], said: st
     calls = trace(RunConfig.model_validate({"algorithm": "grpo", "actor": {"path": "a"}, "kl": {"placement": "none"}}))
     names = [call.stage for call in calls]
     assert names[0] == GENERATE and UPDATE in names
-    found = goes_on(calls, {i: names[:count] for i, count in stored.items()}, step=step, total=5)
+    found = resume_point(calls, {i: names[:count] for i, count in stored.items()}, step=step, total=5)
     assert found.startswith("going on from ") and said in found and "\n" not in found
