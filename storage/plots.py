@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 
 def series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Iterations and values of one metric, where it was logged as a number."""
-    points = [(line["iteration"], line[name]) for line in lines if "iteration" in line and name in line]
+    points = [(line["iteration"], line[name]) for line in lines if name in line]
     kept = [(iteration, float(value)) for iteration, value in points if isinstance(value, int | float)]
     return [iteration for iteration, _ in kept], [value for _, value in kept]
 

@@ -64,7 +64,7 @@ def collect(
         "facts": _facts(run, lines),
         "evaluations": _evaluations(lines),
         "config": run.config_yaml.read_bytes().decode(errors="replace") if is_there(run.config_yaml) else "",
-        "iterations": [line["iteration"] for line in lines if "iteration" in line],
+        "iterations": [line["iteration"] for line in lines],
         "metrics": metrics,
         "panels": [[title, list(names)] for title, names in PANELS],
         "scales": _scales(samples),
@@ -89,17 +89,16 @@ def _rewards(lines: Iterable[Mapping[str, Any]]) -> dict[int, float]:
     return {
         line["iteration"]: float(line["reward_mean"])
         for line in lines
-        if "iteration" in line and isinstance(line.get("reward_mean"), int | float)
+        if isinstance(line.get("reward_mean"), int | float)
     }
 
 
 def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """Metric name to its value in each iteration; null where it was not logged. Six digits are kept."""
-    rows = [line for line in lines if "iteration" in line]
-    names = dict.fromkeys(name for line in rows for name, value in line.items() if _is_number(value))
+    names = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value))
     for name in ("iteration", "ended_at"):
         names.pop(name, None)
-    return {name: [_short(line.get(name)) for line in rows] for name in names}
+    return {name: [_short(line.get(name)) for line in lines] for name in names}
 
 
 def _is_number(value: object) -> bool:
