@@ -61,6 +61,8 @@ def evaluations_of(lines: Iterable[Mapping[str, Any]]) -> list[Evaluated]:
     """Of a run's metrics, in their order."""
     found = []
     for line in lines:
+        if "iteration" not in line:
+            continue
         iteration = int(line["iteration"])
         # a run of an earlier version has no step: it evaluated before iteration 0, and after the others
         step = int(line.get(STEP, iteration + bool(iteration)))
