@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 
-import numcodecs.blosc
+import numcodecs
 from tqdm import tqdm
 
 import workers.rank_context  # noqa: F401
@@ -37,7 +37,7 @@ def _make_locks() -> None:
     method = multiprocessing.get_start_method()
     multiprocessing.set_start_method("fork", force=True)
     try:
-        numcodecs.blosc.get_mutex()
+        numcodecs.Blosc().encode(b"\0")
         tqdm.get_lock()
     finally:
         multiprocessing.set_start_method(method, force=True)
