@@ -44,7 +44,7 @@ class TrainingConfig(Section):
     num_epochs: PositiveInt = 1
     """Passes over each iteration's rollouts."""
     max_tokens_per_micro_batch: PositiveInt = 8192
-    """Token budget of one forward and backward pass on a rank."""
+    """Tokens computed in one forward and backward pass on a rank, at most; with `share_prompts` a group's prompt counts once."""
     share_prompts: bool = True
     """Compute a prompt that a group shares once (where the attention backend can)."""
     log_prob_chunk_tokens: PositiveInt = 1024

@@ -48,19 +48,38 @@ def mini_batches(lengths: Array, groups: Array, num_mini_batches: int, num_epoch
     return [rows for rows in batches if len(rows)]
 
 
-def micro_batches(lengths: Array, groups: Array, max_tokens: int, *, split_groups: bool = False) -> list[Array]:
-    """int64 rows of each forward and backward pass, ascending, at most max_tokens tokens.
+def micro_batches(
+    lengths: Array, groups: Array, max_tokens: int, *, shared: Array | None = None, split_groups: bool = False
+) -> list[Array]:
+    """int64 rows of each forward and backward pass, ascending, at most max_tokens computed tokens.
 
-    First fit, longest first. A group that is larger than the budget is a micro-batch of its own; with
-    split_groups it is cut into rows, and only a single sequence may then exceed the budget.
+    shared: int [B], tokens of a row that need not be computed again right behind the row of its group before it (None:
+    all are). First fit, longest first. A group that is larger than the budget is a micro-batch of its own; with
+    split_groups it is cut into runs of rows, and only a single sequence may then exceed the budget.
     """
     if max_tokens < 1:
         raise ValueError(f"the token budget of a micro-batch is {max_tokens}; it must be at least 1")
+    repeated = np.zeros_like(lengths) if shared is None else shared
     units: list[Array] = []
+    tokens: list[int] = []
     for rows in _rows_of_groups(lengths, groups):
-        cut = split_groups and lengths[rows].sum() > max_tokens
-        units += np.split(rows, len(rows)) if cut else [rows]
-    return _first_fit(units, [int(lengths[rows].sum()) for rows in units], max_tokens)
+        for run in _runs(rows, lengths, repeated, max_tokens) if split_groups else [rows]:
+            units.append(run)
+            tokens.append(int(lengths[run].sum() - repeated[run[1:]].sum()))
+    return _first_fit(units, tokens, max_tokens)
+
+
+def _runs(rows: Array, lengths: Array, shared: Array, max_tokens: int) -> list[Array]:
+    """As many rows each as fit, and at least one."""
+    starts, used = [0], int(lengths[rows[0]])
+    for place, row in enumerate(rows[1:], 1):
+        more = int(lengths[row] - shared[row])
+        if used + more > max_tokens:
+            starts.append(place)
+            used = int(lengths[row])
+        else:
+            used += more
+    return np.split(rows, starts[1:])
 
 
 def _first_fit(units: list[Array], tokens: list[int], max_tokens: int) -> list[Array]:

@@ -146,6 +146,15 @@ def prompt_lengths(rollouts: Rollouts) -> Array:
     return first
 
 
+def shared_lengths(rollouts: Rollouts) -> Array:
+    """int64 [B]: tokens of a row's prompt that it shares with the row before it, 0 where it shares none."""
+    prompts = prompt_lengths(rollouts)
+    shares = np.zeros(rollouts.num_rows, bool)
+    for run in _sharing_rows(rollouts, prompts):
+        shares[list(run[1:])] = True
+    return np.where(shares, prompts, 0)
+
+
 def _check(rollouts: Rollouts) -> None:
     if rollouts.num_rows == 0 or rollouts.lengths.min() == 0:
         raise ValueError("every forward pass needs at least one row, and every row at least one token")

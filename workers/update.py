@@ -33,7 +33,7 @@ from pipeline.losses import (
 from pipeline.rollouts import Rollouts, offsets_of, sequence_ids
 from workers.optimizer import Optimizer, StepReport
 from workers.packed_model import PackedCausalLM, PackedModel
-from workers.packing import PackedBatch, pack
+from workers.packing import PackedBatch, pack, shared_lengths
 from workers.progress import STAGE
 
 EMPTY_ROWS = 2
@@ -215,10 +215,11 @@ def loss_temperature(batch: Rollouts, config: RunConfig) -> float:
 
 
 def cut_micro_batches(batch: Rollouts, config: RunConfig, *, split_groups: bool) -> list[MicroBatch]:
-    """Cut by the token budget."""
+    """Cut by the budget of computed tokens."""
     groups = batch["group"] if "group" in batch else np.arange(batch.num_rows)
+    shared = shared_lengths(batch) if config.training.share_prompts else None
     budget = config.training.max_tokens_per_micro_batch
-    rows = micro_batches(batch.lengths, groups, budget, split_groups=split_groups)
+    rows = micro_batches(batch.lengths, groups, budget, shared=shared, split_groups=split_groups)
     return [MicroBatch(rollouts=batch.select(r), rows=r) for r in rows]
 
 

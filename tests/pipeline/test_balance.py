@@ -88,16 +88,32 @@ def test_epochs_and_seeds_cut_differently_and_repeatably() -> None:
     assert cut(1)[:2] != cut(1)[2:]
 
 
-@given(batch=batches(), max_tokens=st.integers(1, 100), split=st.booleans())
-def test_micro_batches_keep_to_the_budget(batch: Batch, max_tokens: int, split: bool) -> None:
-    lengths, groups = batch
-    parts = micro_batches(lengths, groups, max_tokens, split_groups=split)
+@given(batch=batches(), max_tokens=st.integers(1, 100), split=st.booleans(), prompt=st.integers(0, 30))
+def test_micro_batches_keep_to_the_budget(batch: Batch, max_tokens: int, split: bool, prompt: int) -> None:
+    responses, groups = batch
+    lengths = responses + prompt
+    behind_its_group = np.concatenate([[False], groups[1:] == groups[:-1]])[: len(groups)]
+    parts = micro_batches(lengths, groups, max_tokens, shared=np.where(behind_its_group, prompt, 0), split_groups=split)
+
+    def computed(rows: Array) -> int:
+        """A prompt once for each group of these rows."""
+        return int(responses[rows].sum()) + prompt * len(set(groups[rows].tolist()))
+
     assert _is_a_partition(parts, len(lengths))
     for part in parts:
         alone = len(part) == 1 if split else len(set(groups[part].tolist())) == 1
-        assert alone or lengths[part].sum() <= max_tokens
-    fitting = all(lengths[groups == g].sum() <= max_tokens for g in set(groups.tolist()))
+        assert alone or computed(part) <= max_tokens
+    fitting = all(computed(np.flatnonzero(groups == g)) <= max_tokens for g in set(groups.tolist()))
     assert (split and not fitting) or _keeps_groups_whole(parts, groups)
+
+
+def test_a_shared_prompt_counts_once() -> None:
+    lengths, groups, shared = np.array([9, 9, 9, 9]), np.array([0, 0, 1, 1]), np.array([0, 8, 0, 8])
+    assert [p.tolist() for p in micro_batches(lengths, groups, 20, shared=shared)] == [[0, 1, 2, 3]]
+    assert [p.tolist() for p in micro_batches(lengths, groups, 20)] == [[0, 1], [2, 3]]
+    split = micro_batches(lengths, groups, 10, shared=shared, split_groups=True)
+    assert [p.tolist() for p in split] == [[0, 1], [2, 3]]
+    assert len(micro_batches(lengths, groups, 9, shared=shared, split_groups=True)) == 4
 
 
 def test_a_large_group_is_split_only_when_allowed() -> None:

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.schema import RunConfig
 from pipeline.rollouts import Rollouts, offsets_of
 from tests.workers.reference import grouped_rollouts
-from workers.packing import pack, prompt_lengths
+from workers.packing import pack, prompt_lengths, shared_lengths
+from workers.update import cut_micro_batches
 
 SHAPES = st.lists(
     st.tuples(st.integers(1, 6), st.lists(st.integers(1, 5), min_size=1, max_size=4)), min_size=1, max_size=5
@@ -35,6 +37,20 @@ def test_nothing_is_padded_and_shared_prompts_are_there_once(shapes: list[tuple[
     assert len(pack(rollouts, share_prompts=False).token_ids) == rollouts.num_tokens
     expected = sum(prompt + sum(responses) for prompt, responses in shapes)
     assert len(pack(rollouts, share_prompts=True).token_ids) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 40), st.booleans())
+def test_micro_batches_compute_no_more_than_the_budget(
+    shapes: list[tuple[int, list[int]]], budget: int, split: bool
+) -> None:
+    rollouts = grouped_rollouts([p for p, _ in shapes], [r for _, r in shapes])
+    assert rollouts.num_tokens - shared_lengths(rollouts).sum() == len(pack(rollouts, share_prompts=True).token_ids)
+    config = RunConfig.model_validate({"training": {"max_tokens_per_micro_batch": budget}})
+    for micro in cut_micro_batches(rollouts, config, split_groups=split):
+        packed = pack(micro.rollouts, share_prompts=True)
+        assert len(packed.token_ids) <= budget or len(packed.blocks) == 1
+        assert not split or len(packed.token_ids) <= budget or len(micro.rows) == 1
 
 
 @settings(max_examples=60, deadline=None)
