@@ -24,6 +24,8 @@ class GpuMonitor:
     num_gpus: int
     every_s: float = 0.05
     samples: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    card: str | None = None
+    """Name of the first GPU."""
 
     def __enter__(self) -> GpuMonitor:
         self._stopping = threading.Event()
@@ -44,6 +46,7 @@ class GpuMonitor:
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in visible(self.num_gpus)]
+        self.card = pynvml.nvmlDeviceGetName(handles[0])
         while not self._stopping.wait(self.every_s):
             busy = tuple(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles)
             self.samples.append((time.time(), busy))

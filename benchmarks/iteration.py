@@ -12,7 +12,7 @@ warm up and are not counted. tokens/s: prompt and response tokens of the batch o
 (HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's shared prompt once,
 recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the last stage's end to engines
 that take requests. Between stages: the iteration less its stages (negative where some ran at once). Idle: see
-`benchmarks.gpu_monitor`.
+`benchmarks.gpu_monitor`; of a stage that is shorter than the driver's sampling period it says little.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES, parameter_shapes
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
+from storage.timeline import read_timeline
 
 Rows = list[dict[str, Any]]
 Result = dict[str, Any]
@@ -176,7 +177,18 @@ def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
 
 
 def rows_of(folder: Path) -> Rows:
-    return [row for directory in RunDirectory.runs(folder / "runs") for row in read_metrics(directory.metrics)]
+    """Metrics of each iteration; `spans` has each stage's time, from the first rank's start to the last's end."""
+    rows = []
+    for directory in RunDirectory.runs(folder / "runs"):
+        spans = read_timeline(directory.path)
+        for row in read_metrics(directory.metrics):
+            own = [span for span in spans if span.iteration == row["iteration"]]
+            ends = {
+                name: (min(s.start for s in own if s.stage == name), max(s.end for s in own if s.stage == name))
+                for name in {span.stage for span in own}
+            }
+            rows.append({**row, "spans": ends})
+    return rows
 
 
 def stop(process: subprocess.Popen[bytes], *, patience: float = 60.0) -> None:
@@ -209,15 +221,18 @@ def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config
     return {
         "iteration_s": seconds,
         "stages_s": stages,
+        "stages_idle": {name: monitor.idle([row["spans"][name] for row in rows]) for name in stages},
         "between_stages_s": seconds - sum(stages.values()),
         "transition_s": median.get("transition_seconds"),
         "transition_share": median["transition_seconds"] / seconds if "transition_seconds" in median else None,
         "reshard_s": median.get("reshard_seconds"),
+        "sampling_s": median.get("generation_seconds"),
         "batch_tokens": median["tokens_total"],
         "tokens_per_s": median["tokens_total"] / seconds,
         "computed_tokens": median["actor/packed_tokens"] * median["actor/steps"],
         "parameters": parameters,
         "mfu": flops / stages["actor.update_actor"] / PEAK_FLOPS / training_gpus if options.gpus else None,
+        "card": monitor.card,
         "idle": monitor.idle([(row["ended_at"] - row["time/iteration"], row["ended_at"]) for row in rows]),
         "peak_gib": {name.removeprefix("memory_gib/"): median[name] for name in median if name.startswith("memory_")},
         "rollout_gap_mean": median.get("rollout_gap_mean"),
@@ -231,7 +246,7 @@ def numbers(rows: Rows) -> list[str]:
 
 
 def report(result: Result, options: argparse.Namespace) -> str:
-    device = f"{options.gpus} GPU" if options.gpus else "CPU"
+    device = f"{options.gpus} x {result['card'] or 'GPU'}" if options.gpus else "CPU"
     lines = [
         f"{SHAPE_NAMES[options.shape]} on {device}, {versions()}; {options.prompts} prompts x {options.samples} "
         f"samples, {options.prompt_tokens} + {options.new_tokens} tokens {' '.join(options.set)}",
@@ -239,18 +254,25 @@ def report(result: Result, options: argparse.Namespace) -> str:
     ]
     lines += [
         f"  {name:32s} {seconds:8.3f} s  {seconds / result['iteration_s']:6.1%}"
+        + (f"  idle {_shares(idle)}" if (idle := result["stages_idle"].get(name)) else "")
         for name, seconds in [*result["stages_s"].items(), ("between stages", result["between_stages_s"])]
     ]
+    if result["sampling_s"] is not None:
+        lines.append(f"  sampling {result['sampling_s']:.3f} s of the generation")
     if result["transition_s"] is not None:
         payload = f" (weights {result['reshard_s']:.4f} s)" if result["reshard_s"] is not None else ""
         lines.append(f"  transition {result['transition_s']:.4f} s{payload}, {result['transition_share']:.2%}")
     if result["mfu"] is not None:
         lines.append(f"  MFU of the update {result['mfu']:.1%} ({result['computed_tokens']:,.0f} tokens computed)")
-    lines += [f"  idle {', '.join(f'{share:.0%}' for share in result['idle'])}"] if result["idle"] else []
+    lines += [f"  idle {_shares(result['idle'])}"] if result["idle"] else []
     lines += [f"  peak {name} {gib:.1f} GiB" for name, gib in result["peak_gib"].items()]
     if result["rollout_gap_mean"] is not None:
         lines.append(f"  rollout gap mean {result['rollout_gap_mean']:.2e}, max {result['rollout_gap_max']:.2e}")
     return "\n".join(lines)
+
+
+def _shares(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,6 @@ from workers.process_group import PoolGroup
 from workers.reshard.transition import Transition
 from workers.role_model import RoleModel
 
-Handles = tuple[int | None, tuple[Exported, ...]]
-"""An engine's process and what it exports; (None, ()) of a rank without one."""
-
 logger = logging.getLogger(__name__)
 RESTARTS = 2
 """Times that an engine which died in one call is started again."""
@@ -76,7 +73,7 @@ class EngineLink:
                 name=rank,
             )
         self._transition: Transition | None = None
-        self._processes: list[int | None] = []
+        self._processes: list[int] = []
         self._wanted = -1
 
     @property
@@ -84,14 +81,23 @@ class EngineLink:
         """Whether this rank's engine holds weights already (ranks without one: whether they have written any)."""
         return self._transition is not None or (self.engine is not None and self.engine.version >= 0)
 
-    def sync(self) -> dict[str, float]:
+    @property
+    def beside(self) -> bool:
+        """Whether an engine spans this rank, and shares its device: all ranks, or those that do not train."""
+        return self._group.rank >= self._first
+
+    def sync(self, *, waking: bool = False) -> dict[str, float]:
         """Bring every engine's weights to the actor's version; nothing moves where all have it.
 
+        waking: every rank has made room for the engines, which take their KV cache's memory again meanwhile.
         Returns the transition's time, bytes and extra memory, the largest of the ranks'. Raises EngineError when an
         engine does not start, ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit
         for bit the actor's.
         """
         self._wanted = self._largest(-1 if self._actor is None else self._actor.version)
+        # A comparison of all weights needs memory too: whole tensors, one after the other.
+        if waking and isinstance(self.engine, SglangEngine) and not self._config.rollout.verify_weights:
+            self.engine.start_waking()
         stale = self.engine is not None and self.engine.version != self._wanted
         if not self._any(stale):
             return {}
@@ -126,7 +132,8 @@ class EngineLink:
         return results
 
     def wake(self) -> None:
-        """Take the KV cache's memory again."""
+        """Take the KV cache's memory again, on all ranks that an engine spans."""
+        dist.barrier(group=self._group.control)
         if self.engine is not None:
             self.engine.wake()
 
@@ -179,14 +186,13 @@ class EngineLink:
         engine = self.engine
         assert engine is None or isinstance(engine, SglangEngine)
         exported = engine.exported() if engine is not None else ()
-        everyone = self._gathered((engine.launcher_pid if engine is not None else None, exported))
-        processes = [pid for pid, _ in everyone]
+        processes = self._pids(0 if engine is None else engine.launcher_pid or 0)
         if self._actor is not None:
             self._actor.reshard()
         if self._transition is None or processes != self._processes:
             self._transition = Transition(
                 None if self._actor is None else self._actor.model.hf,
-                self._memory(everyone),
+                self._memory(self._gathered(exported)),
                 tensor_parallel_size=self._config.rollout.tensor_parallel_size,
                 group=dist.group.WORLD if self._group.size > 1 else None,
                 device=self._device,
@@ -196,15 +202,22 @@ class EngineLink:
             self._processes = processes
         return self._transition
 
-    def _memory(self, everyone: Sequence[Handles]) -> dict[str, Tensor]:
+    def _memory(self, everyone: Sequence[tuple[Exported, ...]]) -> dict[str, Tensor]:
         """Parameters of the engine that spans this rank, in its own memory; none on a rank that only trains."""
         place = self._group.rank - self._first
         if place < 0:
             return {}
         owner, tp_rank = self._first + place % self.num_engines, place // self.num_engines
-        return everyone[owner][1][tp_rank].mapped()
+        return everyone[owner][tp_rank].mapped()
 
-    def _gathered(self, mine: Handles) -> list[Handles]:
-        everyone: list[Handles] = [mine] * self._group.size
+    def _pids(self, mine: int) -> list[int]:
+        """Of every rank's engine; 0 of those without."""
+        own = torch.tensor([mine])
+        everyone = [torch.empty_like(own) for _ in range(self._group.size)]
+        dist.all_gather(everyone, own, group=self._group.control)
+        return [int(pid) for pid in everyone]
+
+    def _gathered(self, mine: tuple[Exported, ...]) -> list[tuple[Exported, ...]]:
+        everyone: list[tuple[Exported, ...]] = [mine] * self._group.size
         dist.all_gather_object(everyone, mine, group=self._group.control)
         return everyone

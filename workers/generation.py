@@ -14,7 +14,6 @@ from pipeline.rollouts import Array, Rollouts
 from workers.data_source import Prompt
 from workers.engines.base import GenerateRequest, GenerateResult, SamplingParams
 from workers.episodes import SeedParts, play_rollouts
-from workers.memory import give_back
 from workers.rank_context import RankContext
 from workers.residency import FORWARD_PARTS
 from workers.responses import SAMPLE_DTYPES, Response, pack_responses
@@ -43,21 +42,24 @@ def prepare_engines(context: RankContext) -> dict[str, float]:
     """
     started = time.perf_counter()
     engines = context.engines
-    starting = not engines.started and context.config.rollout.engine == "sglang"
-    if starting:
-        _make_room(context)  # an engine takes a share of what is free when it starts
-    elif context.config.rollout.engine == "torch":
+    sglang = context.config.rollout.engine == "sglang"
+    starting = sglang and not engines.started
+    if not sglang:
         context.residency.ensure("actor", parts=FORWARD_PARTS)  # weights are gathered on the device
-    metrics = engines.sync()
-    if not starting:
+    # Weights that leave the device are read before they do. An engine takes a share of what is free when it starts.
+    early = sglang and (starting or not context.residency.anything_leaves)
+    if early:
         _make_room(context)
+    metrics = engines.sync(waking=early)
+    _make_room(context)  # also for what the transition itself held
     engines.wake()
     return metrics if starting else {**metrics, "transition_seconds": time.perf_counter() - started}
 
 
 def _make_room(context: RankContext) -> None:
-    context.residency.release_all()
-    give_back(context.device)
+    if context.engines.beside:
+        context.residency.release_all()
+        context.giver.finish()
 
 
 def prompts_of_engine(context: RankContext, lengths: Array) -> Array:

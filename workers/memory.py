@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -68,6 +69,31 @@ def give_back(device: torch.device) -> None:
     """What torch's allocator keeps for later goes back to the device, where another process may want it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+class Giver:
+    """Gives the allocator's memory back to the device while nobody waits for it: freeing 40 GiB takes 0.15 s."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="give-back")
+        self._begun: Future[None] | None = None
+        self._wanted = False
+
+    def begin(self) -> None:
+        """In the background, and only where somebody has wanted it since the last time: a run that never generates
+        between its updates keeps what it has."""
+        if self._wanted:
+            self._begun = self._thread.submit(give_back, self._device)
+            self._wanted = False
+
+    def finish(self) -> None:
+        """Return when everything is back."""
+        if self._begun is not None:
+            self._begun.result()
+            self._begun = None
+        give_back(self._device)
+        self._wanted = True
 
 
 def out_of_memory(

@@ -53,6 +53,11 @@ class Residency:
                 self._move(other, PARTS, HOST)
         self._move(model, parts, self._device)
 
+    @property
+    def anything_leaves(self) -> bool:
+        """Whether `release_all` moves anything, at any time."""
+        return self._device.type != HOST.type and any(model.offloads for model in self._models.values())
+
     def release_all(self) -> None:
         """Send every role that offloads to the host: the device is free for a rollout engine."""
         for model in self._models.values():

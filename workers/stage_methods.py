@@ -299,6 +299,8 @@ def update(context: RankContext, request: StageRequest) -> StageOutput:
         kl_coef=request.arguments.get("kl_coef"),
         pretraining=my_pretraining(context, request, len(parts), seed),
     )
+    if request.role == "actor":
+        context.giver.begin()  # generation comes next
     return StageOutput(num_rows=batch.num_rows, metrics={f"{request.role}/{k}": v for k, v in metrics.items()})
 
 

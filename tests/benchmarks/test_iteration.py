@@ -117,6 +117,19 @@ def test_idle_is_what_is_not_busy_inside_the_measured_iterations(made: dict[str,
     assert made["together"].result()["idle"] == []
 
 
+def test_idle_of_a_stage_is_that_of_the_time_in_which_it_ran(made: dict[str, Made]) -> None:
+    (row,) = made["apart"].rows[1:]
+    start, end = row["spans"]["actor.update_actor"]
+    assert end - start == approx(row["time/actor.update_actor"], rel=0.5)
+    samples = [(start - 0.001, (0.0,)), ((start + end) / 2, (0.75,)), (end + 0.001, (0.0,))]
+    monitor = GpuMonitor(num_gpus=1, samples=samples, card="a card")
+    options = argparse.Namespace(**{**vars(made["apart"].options), "gpus": 1})
+    result = summary([row], options, monitor, made["apart"].config)
+    assert result["stages_idle"]["actor.update_actor"] == [0.25]
+    text = report(result, options)
+    assert "idle 25%" in text and "on 1 x a card" in text
+
+
 def test_options_reach_the_run(made: dict[str, Made]) -> None:
     config = made["together"].config
     assert config.training.max_tokens_per_micro_batch == 20 and not config.actor.fsdp.gradient_checkpointing

@@ -36,7 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
-    """Update, generate; then the first rank's engine is killed, and both generate again."""
+    """Update, generate, also from sleep; then the first rank's engine is killed, and both generate again."""
     config = config_of(model)
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
@@ -49,24 +49,32 @@ def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str
         before = greedy(link, rank)
         actor.update([grouped_rollouts([4, 3], [[5, 6], [4, 7]], seed=rank)], "clipped", seed=0)
         transition = link.sync()
-        after = greedy(link, rank)
+        after, first_weights = greedy(link, rank), actor.full_state()
         assert isinstance(link.engine, SglangEngine)
+        link.sleep()
+        actor.update([grouped_rollouts([4, 3], [[5, 6], [4, 7]], seed=rank)], "clipped", seed=1)
+        link.sync(waking=True)
+        link.wake()
+        assert link._transition is not None
+        link._transition.verify()
+        awake = greedy(link, rank)
         if rank == 0 and (pid := link.engine.launcher_pid) is not None:
             os.kill(pid, signal.SIGKILL)
         again = greedy(link, rank)
         nothing = link.sync()
         return {
-            "before": before, "after": after, "again": again, "transition": transition, "nothing": nothing,
-            "weights": actor.full_state(),
+            "before": before, "after": after, "awake": awake, "again": again,
+            "transition": transition, "nothing": nothing,
+            "first_weights": first_weights, "weights": actor.full_state(),
         }  # fmt: skip
     finally:
         link.close()
 
 
-def config_of(model: str) -> RunConfig:
+def config_of(model: str, **rollout: Any) -> RunConfig:
     return run_config(
         Path(model),
-        rollout={"engine": "sglang", "verify_weights": True, "start_timeout_s": 240},
+        rollout={"engine": "sglang", "start_timeout_s": 240, **rollout},
         actor={"optimizer": {"lr": 0.05}},
         algorithm="grpo",
         kl={"placement": "none"},
@@ -84,7 +92,7 @@ def disjoint(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """The first rank trains, the second has the engine and no model; the engine dies once."""
-    config, device = config_of(model), torch.device("cpu")
+    config, device = config_of(model, verify_weights=True), torch.device("cpu")
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, device) if rank == 0 else None
     control = dist.new_group(backend="gloo")
@@ -142,11 +150,12 @@ def test_after_an_update_the_engine_says_what_the_updated_model_says(
     ranks: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir(tmp_path, "qwen2", seed=3)).eval()
-    reference.load_state_dict(ranks[0]["weights"], strict=False)
-    for rank, result in enumerate(ranks):
-        for prompt, (tokens, version) in zip(PROMPTS[rank::2], result["after"], strict=True):
-            assert tokens == greedy_of(reference, prompt)
-            assert version == 1
+    for number, (weights, said) in enumerate((("first_weights", "after"), ("weights", "awake")), 1):
+        reference.load_state_dict(ranks[0][weights], strict=False)
+        for rank, result in enumerate(ranks):
+            for prompt, (tokens, version) in zip(PROMPTS[rank::2], result[said], strict=True):
+                assert tokens == greedy_of(reference, prompt)
+                assert version == number
 
 
 def test_the_update_changed_what_is_said(ranks: list[dict[str, Any]]) -> None:
@@ -156,7 +165,7 @@ def test_the_update_changed_what_is_said(ranks: list[dict[str, Any]]) -> None:
 
 def test_a_killed_engine_comes_back_with_the_current_weights(ranks: list[dict[str, Any]]) -> None:
     for result in ranks:
-        assert result["again"] == result["after"]
+        assert result["again"] == result["awake"]
 
 
 def test_a_transition_is_measured_and_happens_once_per_version(ranks: list[dict[str, Any]]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
 import torch
 
+from workers import memory
 from workers.envelope import classify, enveloped
-from workers.memory import PeakMemory, out_of_memory
+from workers.memory import Giver, PeakMemory, out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -26,6 +30,33 @@ def test_an_out_of_memory_error_names_numbers_and_the_setting_to_lower() -> None
     assert classify(told) == "memory"
     for part in ("2.50 GiB more", "max_tokens_per_micro_batch (now 8192)", "critic.fsdp.gradient_checkpointing"):
         assert part in str(told)
+
+
+def test_memory_goes_back_in_the_background_where_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    by: list[str] = []
+    monkeypatch.setattr(memory, "give_back", lambda _: by.append(threading.current_thread().name))
+    giver = Giver(CPU)
+    giver.begin()
+    assert by == [], "nobody has wanted it yet"
+    giver.finish()
+    giver.begin()
+    giver.begin()
+    giver.finish()
+    here = threading.current_thread().name
+    assert by == [here, "give-back_0", here]
+
+
+def test_an_error_in_the_background_is_raised_where_the_memory_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    giver = Giver(CPU)
+    giver.finish()
+
+    def fail(_: torch.device) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(memory, "give_back", fail)
+    giver.begin()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        giver.finish()
 
 
 def test_the_message_reaches_the_controller_in_one_line() -> None:

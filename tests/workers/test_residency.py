@@ -45,6 +45,13 @@ def test_the_role_called_comes_and_those_that_offload_leave() -> None:
     assert residency.device_bytes() == {"actor": 48, "critic": 0, "reward": 48}
 
 
+def test_whether_anything_leaves_is_known_before() -> None:
+    stays, leaves = Shelf(offloads=False), Shelf(offloads=True)
+    assert Residency({"actor": stays, "critic": leaves}, device=DEVICE).anything_leaves
+    assert not Residency({"actor": stays}, device=DEVICE).anything_leaves
+    assert not Residency({"critic": leaves}, device=torch.device("cpu")).anything_leaves
+
+
 def test_nothing_that_is_in_place_moves_again() -> None:
     models = {"actor": Shelf(offloads=True), "critic": Shelf(offloads=True)}
     residency = Residency(models, device=DEVICE)

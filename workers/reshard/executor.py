@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeline.reshard.boxes import slices
 from pipeline.reshard.plan import ReshardPlan, Scope
-from workers.reshard.bucket import MIB, Bucket, cast_into
+from workers.reshard.bucket import MIB, Bucket, cast_all_into, cast_into
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.schedule import column_stages, exchange_stages, flat_stages
 from workers.reshard.stages import Ends, Shards, Stage, run_stages
@@ -116,8 +116,7 @@ class Resharder:
 
     def _copy_own(self, ends: Ends) -> None:
         """What stays on this rank."""
-        for name, target in zip(self._own.parameters, self._own.targets, strict=True):
-            cast_into(target, ends.shards[name], self.bucket)
+        cast_all_into(self._own.targets, [ends.shards[name] for name in self._own.parameters], self.bucket)
         copies = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
         for copy in copies:
             shard = ends.shards[copy.parameter][slices(copy.source)]
@@ -127,8 +126,7 @@ class Resharder:
         """Cast into this rank's rows, gather the others' around them; launch by launch, none waited for."""
         pending: list[Pending] = []
         for launch in self._launches:
-            for name, own in zip(launch.parameters, launch.own, strict=True):
-                cast_into(own, ends.shards[name], self.bucket)
+            cast_all_into(launch.own, [ends.shards[name] for name in launch.parameters], self.bucket)
             pending += ends.wire.gather_slots(launch.regions, launch.slots, self._groups.of("micro_dp"))
         return pending
 

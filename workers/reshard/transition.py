@@ -91,7 +91,7 @@ class Transition:
         agree([f"{name} of rank {self.rank} has other bits" for name in wrong], self._group, self._device)
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {name: module.get_parameter(key) for name, (module, key) in self._slots.items()}
+        return {name: getattr(module, key) for name, (module, key) in self._slots.items()}
 
 
 def slots_of(hf: nn.Module) -> dict[str, tuple[nn.Module, str]]:

@@ -18,9 +18,10 @@ from workers.reshard.wire import as_bytes
 
 FIRST_LAUNCH_BYTES = 64 * MIB
 """Engine bytes of the first launch: small, so that the wire is not idle for long while it is being cast."""
+LAUNCH_GROWTH = 4
+"""Each launch is this much larger than the one before: it is cast while that one travels."""
 LAUNCH_BYTES = 2048 * MIB
-"""Of the others; while one travels, the next ones are being cast. Fewer and larger launches are
-faster (docs/results.md, Weight transition)."""
+"""Of the largest: fewer and larger launches are faster (docs/results.md, Weight transition)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,6 @@ def _batches(gathers: Sequence[Gather], itemsize: int) -> Iterator[list[Gather]]
         nbytes += numel(gather.target) * itemsize
         if nbytes >= limit:
             yield batch
-            batch, nbytes, limit = [], 0, LAUNCH_BYTES
+            batch, nbytes, limit = [], 0, min(limit * LAUNCH_GROWTH, LAUNCH_BYTES)
     if batch:
         yield batch

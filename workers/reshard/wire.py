@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _coalescing_manager
 
 Group = Any
 """A torch ProcessGroup."""
@@ -46,10 +45,7 @@ class Wire:
         self.received_bytes += sum(region.nbytes - slot.nbytes for region, slot in zip(regions, slots, strict=True))
         if not coalesced:
             return [_all_gather(r, s, group=group, async_op=True) for r, s in zip(regions, slots, strict=True)]
-        with _coalescing_manager(group=group, device=regions[0].device, async_ops=True) as pending:
-            for region, slot in zip(regions, slots, strict=True):
-                _all_gather(region, slot, group=group, async_op=True)
-        return [pending]
+        return [_all_gather_of_many(group)(list(regions), list(slots))]
 
     def exchange(
         self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int], group: Group
@@ -75,3 +71,11 @@ def _all_gather_of_this_torch() -> Callable[..., Any]:
 
 
 _all_gather = _all_gather_of_this_torch()
+
+
+def _all_gather_of_many(group: Group) -> Callable[[list[Tensor], list[Tensor]], Pending]:
+    """The group's own method, which takes all tensors at once; torch 2.14 renamed it too."""
+    method: Callable[[list[Tensor], list[Tensor]], Pending] = (
+        getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
+    )
+    return method

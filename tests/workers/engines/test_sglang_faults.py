@@ -118,6 +118,36 @@ def test_an_engine_that_dies_while_idle_has_no_version(engine: SglangEngine) -> 
     engine.wake()
 
 
+def test_an_engine_wakes_while_its_weights_are_written(engine: SglangEngine) -> None:
+    before = engine.generate(compliance.requests(3), GREEDY)
+    engine.sleep()
+    engine.start_waking()
+    with pytest.raises(EngineError, match="asleep"):
+        engine.generate(compliance.requests(3), GREEDY)
+    restore(engine)
+    engine.wake()
+    after = engine.generate(compliance.requests(3), GREEDY)
+    assert after[0].samples[0].token_ids.tolist() == before[0].samples[0].token_ids.tolist()
+
+
+def test_an_engine_that_dies_while_it_wakes_is_started_again(
+    engine: SglangEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = engine.generate(compliance.requests(3), GREEDY)
+    launcher = engine.launcher_pid
+    assert launcher is not None
+    engine.sleep()
+    os.kill(launcher, signal.SIGSTOP)
+    engine.start_waking()
+    os.kill(launcher, signal.SIGKILL)
+    engine.wake()
+    assert engine.version == -1 and members(launcher) == []
+    assert "sglang engine: wake failed: it ended during wake (signal SIGKILL)" in caplog.text
+    restore(engine)
+    after = engine.generate(compliance.requests(3), GREEDY)
+    assert after[0].samples[0].token_ids.tolist() == before[0].samples[0].token_ids.tolist()
+
+
 def test_requests_that_stall_are_sent_again(engine: SglangEngine, caplog: pytest.LogCaptureFixture) -> None:
     """The scheduler stops for longer than the limit on silence, but answers before it counts as hung."""
     stopped = scheduler(engine)

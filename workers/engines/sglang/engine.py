@@ -64,7 +64,8 @@ class SglangEngine:
         self._exported: tuple[Exported, ...] = ()
         self._weights: dict[str, Tensor] = {}
         self._version = NO_WEIGHTS
-        self._awake = True
+        self._awake, self._waking = True, False
+        self._caches_prefixes = True
 
     @property
     def version(self) -> int:
@@ -104,7 +105,9 @@ class SglangEngine:
 
     def set_version(self, version: int) -> None:
         """The weights are written: forget every prefix that was computed with older ones."""
-        self._call("flush")
+        if self._caches_prefixes:
+            self._call("flush")
+            self._caches_prefixes = False
         self._version = version
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[GenerateResult]:
@@ -121,6 +124,7 @@ class SglangEngine:
         draws = _draws(requests)
         # No deadline for the whole: the launcher ends it when nothing comes any more.
         arguments = (draws, sampling, self._request_timeout_s)
+        self._caches_prefixes = True
         drawn = self._call("generate", *arguments, deadline_s=math.inf) if draws else []
         return self._results(requests, drawn)
 
@@ -129,14 +133,43 @@ class SglangEngine:
 
         Of processes that have ended already nothing has to be released; the version says so.
         """
+        self._finish_waking()
         if self._is_running() and self._awake:
             self._call("sleep")
+            self._caches_prefixes = False
         self._awake = False
 
+    def start_waking(self) -> None:
+        """Have `wake` begun, which then only waits; the weights may be written meanwhile."""
+        if self._process is None or not self._is_running() or self._awake or self._waking:
+            return
+        try:
+            self._process.send("wake")
+        except EngineDied as error:
+            self._lost_asleep(error)
+        else:
+            self._waking = True
+
     def wake(self) -> None:
-        if self._is_running() and not self._awake:
-            self._call("wake")
+        self.start_waking()
+        self._finish_waking()
         self._awake = True
+
+    def _finish_waking(self) -> None:
+        if self._process is None or not self._waking:
+            return
+        self._waking = False
+        with self._ending_on_failure("wake"):
+            try:
+                self._process.receive("wake")
+            except EngineDied as error:
+                self._lost_asleep(error)
+        self._awake = True
+
+    def _lost_asleep(self, error: EngineDied) -> None:
+        """Nothing that it was asked is lost: its version says so, and whoever wants to generate starts it again."""
+        logger.warning("%s", failure("wake", with_remedy(str(error))))
+        self._forget()
 
     def shutdown(self) -> None:
         """End the processes and wait for their memory; a later `weights` starts them again."""
@@ -159,6 +192,7 @@ class SglangEngine:
     def _call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
         if self._process is None:
             raise EngineError(f"sglang engine: {operation} before weights(): no process runs")
+        self._finish_waking()
         with self._ending_on_failure(operation):
             return self._process.call(operation, *arguments, deadline_s=deadline_s)
 
@@ -177,7 +211,8 @@ class SglangEngine:
     def _forget(self) -> None:
         """Drop what belonged to the last process: handles of freed memory must not be used or kept open."""
         self._weights, self._exported, self._version = {}, (), NO_WEIGHTS
-        self._awake = True
+        self._awake, self._waking = True, False
+        self._caches_prefixes = True
 
     def _ending(self) -> str:
         return "none were written" if self._process is None or self._is_running() else "its processes have ended"

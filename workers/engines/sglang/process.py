@@ -76,11 +76,15 @@ class EngineProcess:
     def call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
         """The operation's result. Raises EngineDied when the launcher ends, says nothing for SILENCE_S or is
         not done by the deadline (it is killed then), RuntimeError with the engine's words when it fails there."""
+        self.send(operation, *arguments)
+        return self.receive(operation, deadline_s=deadline_s)
+
+    def send(self, operation: str, *arguments: Any) -> None:
+        """Have it begun; the next thing to do is to `receive`. Raises EngineDied."""
         try:
             self._connection.send((operation, arguments))
         except OSError:
             raise self._death(f"{operation} could not be sent") from None
-        return self.receive(operation, deadline_s=deadline_s)
 
     def receive(self, operation: str, *, deadline_s: float = CONTROL_S) -> Any:
         """The answer to what was sent last; raises as `call`."""
