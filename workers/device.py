@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import UserError
 from configs.schema import FsdpConfig, RunConfig
+from pipeline.rollouts import Array
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -36,6 +39,14 @@ def use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def to_device(array: Array, device: torch.device) -> Tensor:
+    """The array's tensor there. The host does not wait for a GPU to come to the copy: it launches what is next, and
+    the GPU never stands still between two micro-batches. On a CPU the memory is shared.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def compute_dtype(config: FsdpConfig, device: torch.device) -> torch.dtype:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pipeline.rollouts import Array, Rollouts, ranges
+from workers.device import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def pack(rollouts: Rollouts, *, share_prompts: bool, device: torch.device | str 
     targets = np.flatnonzero(rollouts["response_mask"]) if "response_mask" in rollouts else np.empty(0, np.int64)
 
     def tensor(array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+        return to_device(array.astype(np.int64), torch.device(device))
 
     return PackedBatch(
         token_ids=tensor(token_ids),
@@ -223,8 +224,8 @@ def _key_index(blocks: tuple[Block, ...], queries: Array, prompts: Array, device
     starts = np.cumsum(queries) - queries
     block_starts = np.repeat([b.start for b in blocks], [1 + len(b.response_lengths) for b in blocks])
     begins, lengths = np.stack([block_starts, starts], axis=1), np.stack([prompts, queries], axis=1)
-    return torch.from_numpy(ranges(begins.ravel(), lengths.ravel())).to(device)
+    return to_device(ranges(begins.ravel(), lengths.ravel()), device)
 
 
 def _offsets(lengths: Array, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+    return to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)

@@ -263,14 +263,16 @@ class RoleModel:
         cut = cut_micro_batches(batch, self.config, split_groups=True)
         number = int(gather(np.array([len(cut)]), self.mesh, self.device).max())
         STAGE.begin(number)
+        passes: list[tuple[MicroBatch, Mapping[str, Tensor]]] = []
         with torch.no_grad():
             for micro in padded(batch, cut, number):
                 packed = pack(micro.rollouts, share_prompts=self.config.training.share_prompts, device=self.device)
-                outputs = forward(packed)
-                if len(micro.rows):
-                    _scatter(columns, outputs, batch, micro, by_row=by_row)
+                passes.append((micro, forward(packed)))
                 STAGE.step()
         packed_model.reshard(self.model)
+        for micro, outputs in passes:  # read at the end: a GPU has the next pass before it is done with this one
+            if len(micro.rows):
+                _scatter(columns, outputs, batch, micro, by_row=by_row)
         return columns
 
 

@@ -31,6 +31,7 @@ from pipeline.losses import (
     row_weights,
 )
 from pipeline.rollouts import Rollouts, offsets_of, sequence_ids
+from workers.device import to_device
 from workers.optimizer import Optimizer, StepReport
 from workers.packed_model import PackedCausalLM, PackedModel
 from workers.packing import PackedBatch, pack, shared_lengths
@@ -106,7 +107,7 @@ class Updater:
         (loss * coef if coef != 1 else loss).backward()  # type: ignore[no-untyped-call]
         self._add_metrics(sums, output, loss.detach(), batch, weights, totals)
         # Also 0 is counted: the sums of all ranks are added, and must be as many on a rank without rows.
-        computed = torch.tensor(float(packed.token_ids.numel() if len(micro.rows) else 0), device=self.device)
+        computed = torch.full((), float(packed.token_ids.numel() if len(micro.rows) else 0), device=self.device)
         sums["packed_tokens"] = sums.get("packed_tokens", 0.0) + computed
 
     def _outputs(self, packed: PackedBatch, batch: Rollouts) -> ModelOutputs:
@@ -123,12 +124,12 @@ class Updater:
         )
 
     def _loss_batch(self, batch: Rollouts, weights: Tensor) -> LossBatch:
-        columns = {n: torch.from_numpy(c).to(self.device) for n, c in batch.token_columns.items()}
+        columns = {n: to_device(c, self.device) for n, c in batch.token_columns.items()}
         numbers = {n: c for n, c in batch.sample_columns.items() if c.dtype != object}
         return LossBatch(
             columns=columns,
-            row_columns={n: torch.from_numpy(c).to(self.device) for n, c in numbers.items()},
-            sequence_ids=torch.from_numpy(sequence_ids(batch.offsets)).to(self.device),
+            row_columns={n: to_device(c, self.device) for n, c in numbers.items()},
+            sequence_ids=to_device(sequence_ids(batch.offsets), self.device),
             num_rows=batch.num_rows,
             weights=weights,
         )
@@ -138,7 +139,7 @@ class Updater:
             weights = row_weights(micro.rollouts, totals)
         else:
             weights = loss_weights(micro.rollouts, totals, self.config.loss)
-        return torch.from_numpy(weights if len(micro.rows) else np.zeros_like(weights)).to(self.device)
+        return to_device(weights if len(micro.rows) else np.zeros_like(weights), self.device)
 
     def _add_metrics(
         self,
@@ -152,7 +153,7 @@ class Updater:
         if self.sequence_level:
             shares = weights
         else:
-            mask = torch.from_numpy(batch["response_mask"]).to(self.device)
+            mask = to_device(batch["response_mask"], self.device)
             shares = mask / max(totals.tokens, 1)
         parts = {name: (metric * shares).sum() for name, metric in output.metrics.items()}
         for name, part in {"loss": loss, **parts}.items():
@@ -243,7 +244,7 @@ def gather(mine: np.ndarray, mesh: DeviceMesh, device: torch.device) -> np.ndarr
     """int64 [ranks, ...]: every rank's array of one shape (collective)."""
     if mesh.size() == 1:
         return mine[None]
-    own = torch.from_numpy(mine).to(device)
+    own = to_device(mine, device)
     parts = [torch.empty_like(own) for _ in range(mesh.size())]
     dist.all_gather(parts, own, group=mesh.get_group())
     return torch.stack(parts).cpu().numpy()

@@ -28,6 +28,7 @@ from workers.device import use_deterministic_kernels
 from workers.packing import pack
 from workers.residency import Residency
 from workers.role_model import RoleModel
+from workers.update import Updater
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROLLOUTS = grouped_rollouts([40, 17, 64], [[33, 70, 12], [120], [20, 51]])
@@ -90,6 +91,25 @@ def test_gradients_in_half_precision_point_the_same_way(tmp_path: Path, checkpoi
     expected, got = last_gradients(cpu), last_gradients(gpu)
     for name, gradient in expected.items():
         assert torch.cosine_similarity(got[name].cpu().flatten(), gradient.flatten(), dim=0) > 0.99, name
+
+
+def test_the_host_waits_for_nothing_while_a_micro_batch_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits leaves the GPU without work until the host has launched again; torch raises for it here."""
+    model = on_gpu("actor", config_of(tiny_model_dir(tmp_path, **WIDE), "bfloat16"))
+    launch = Updater.accumulate
+
+    def strictly(updater: Updater, *arguments: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launch(updater, *arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    model.update([ROLLOUTS], "clipped", seed=0)
+    monkeypatch.setattr(Updater, "accumulate", strictly)
+    assert model.update([ROLLOUTS, ROLLOUTS], "clipped", seed=1)["steps"] == 2
 
 
 def test_offloading_between_updates_changes_no_bit(tmp_path: Path) -> None:
