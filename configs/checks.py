@@ -16,6 +16,7 @@ from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, batch_warnings, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
+from configs.engine_checks import engine_argument_problems
 from configs.errors import refuse, shown, suggestion
 from configs.evaluation import (
     evaluation_problems,
@@ -319,6 +320,7 @@ CHECKS: tuple[Check, ...] = (
     _something_is_rewarded,
     _answers,
     _rollout,
+    engine_argument_problems,
     _sampling,
     objective_problems,
     _safety,

@@ -76,6 +76,8 @@ class RolloutConfig(Section):
     """SGLang: most extra memory of a transition from training shards to the engine's weights, in MiB."""
     verify_weights: bool = False
     """SGLang: after each transition compare every parameter with the trainer's, bit for bit (costs time)."""
+    engine_arguments: dict[str, Any] = {}
+    """SGLang: further arguments of `sglang.Engine`, by SGLang's names (`attention_backend: fa3`), in place of those that this project gives it. What the run decides itself (model, parallelism, memory, seeds) is refused."""
     start_timeout_s: Seconds = 300.0
     """SGLang: deadline for an engine to come up."""
     request_timeout_s: Seconds = 300.0

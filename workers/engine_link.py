@@ -82,9 +82,9 @@ class EngineLink:
         return self._transition is not None or (self.engine is not None and self.engine.version >= 0)
 
     @property
-    def beside(self) -> bool:
-        """Whether an engine spans this rank, and shares its device: all ranks, or those that do not train."""
-        return self._group.rank >= self._first
+    def share_devices(self) -> bool:
+        """Whether the engines stand on the ranks that train, and take turns with them."""
+        return self._first == 0
 
     def sync(self, *, waking: bool = False) -> dict[str, float]:
         """Bring every engine's weights to the actor's version; nothing moves where all have it.
@@ -139,7 +139,8 @@ class EngineLink:
 
     def sleep(self) -> None:
         """Give memory back for training: an SGLang engine's KV cache; the whole Torch engine where roles offload."""
-        if self.engine is not None and (self._config.rollout.engine == "sglang" or self._config.actor.fsdp.offload):
+        sglang = self._config.rollout.engine == "sglang"
+        if self.engine is not None and self.share_devices and (sglang or self._config.actor.fsdp.offload):
             self.engine.sleep()
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def prepare_engines(context: RankContext) -> dict[str, float]:
 
 
 def _make_room(context: RankContext) -> None:
-    if context.engines.beside:
+    if context.engines.share_devices:
         context.residency.release_all()
         context.giver.finish()
 

@@ -150,6 +150,17 @@ IMPOSSIBLE = [
         "rollout.max_new_tokens=8",
         line=("rollout.min_new_tokens", "9", "8", "lower one or raise the other"),
     ),
+    mistake("rollout.engine_arguments={page_size: 16}", line=("rollout.engine_arguments", "torch", "remove them")),
+    mistake(
+        "rollout.engine=sglang",
+        "rollout.engine_arguments={tp_size: 2}",
+        line=("rollout.engine_arguments.tp_size", "rollout.tensor_parallel_size", "remove this"),
+    ),
+    mistake(
+        "rollout.engine=sglang",
+        "rollout.engine_arguments={quantization: fp8}",
+        line=("rollout.engine_arguments.quantization", "in place", "remove it"),
+    ),
     mistake("rollout.temperature=0", line=("rollout.temperature", "0 is greedy", "above 0")),
     mistake(
         "algorithm=reinforce_pp",

@@ -20,7 +20,7 @@ class Rank:
     """Writes down what it is asked to do."""
 
     started: bool = True
-    beside: bool = True
+    share_devices: bool = True
     offloads: bool = False
     done: list[str] = field(default_factory=list)
 
@@ -32,7 +32,7 @@ class Rank:
             self.done.append("weights, KV cache" if waking else "weights")
             return {"reshard_seconds": 0.5}
 
-        engines = SimpleNamespace(started=self.started, beside=self.beside, sync=sync, wake=note("awake"))
+        engines = SimpleNamespace(started=self.started, share_devices=self.share_devices, sync=sync, wake=note("awake"))
         residency = SimpleNamespace(anything_leaves=self.offloads, release_all=note("models leave"))
         giver = SimpleNamespace(finish=note("memory"))
         return cast(RankContext, SimpleNamespace(config=SGLANG, engines=engines, residency=residency, giver=giver))
@@ -48,9 +48,9 @@ ROOM = ["models leave", "memory"]
         (Rank(offloads=True), ["weights", *ROOM, "awake"]),
         (Rank(started=False), [*ROOM, "weights, KV cache", *ROOM, "awake"]),
         (Rank(started=False, offloads=True), [*ROOM, "weights, KV cache", *ROOM, "awake"]),
-        (Rank(beside=False), ["weights, KV cache", "awake"]),
+        (Rank(share_devices=False), ["weights, KV cache", "awake"]),
     ],
-    ids=["stay", "offload", "first", "first-offload", "no-engine"],
+    ids=["stay", "offload", "first", "first-offload", "apart"],
 )
 def test_the_kv_cache_comes_back_while_weights_are_written_unless_these_make_room_for_it(
     rank: Rank, order: list[str]

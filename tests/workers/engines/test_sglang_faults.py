@@ -221,6 +221,17 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
             engine.weights()
 
 
+def test_an_argument_that_sglang_does_not_know_is_named(tmp_path: Path) -> None:
+    model_dir = write_model_dir(compliance.reference("llama").config, tmp_path / "model")
+    spec = EngineSpec(
+        model_dir=model_dir, device="cpu", dtype="float32", max_positions=512, vocabulary=128, arguments={"pagesize": 1}
+    )
+    with sglang_models.usable_sglang():
+        engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
+        with pytest.raises(EngineCannotStart, match="TypeError: .*nexpected keyword argument 'pagesize'"):
+            engine.weights()
+
+
 def test_a_start_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
     with sglang_models.usable_sglang():

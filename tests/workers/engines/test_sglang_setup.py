@@ -36,6 +36,20 @@ def test_engines_of_several_gpus_take_strided_ranks(tmp_path: Path) -> None:
     assert spec.dtype == "bfloat16" and spec.max_cached_tokens is None
 
 
+def test_arguments_of_the_user_are_the_engines(tmp_path: Path) -> None:
+    pytest.importorskip("sglang")
+    from workers.engines.sglang.versions import engine_arguments
+
+    config = run_config(engine_arguments={"attention_backend": "fa3", "page_size": 16})
+    spec = engine_spec(config, model(), device=GPU, folder=tmp_path)
+    given = engine_arguments(spec, rendezvous_port=1)
+    assert (given["attention_backend"], given["page_size"], given["sampling_backend"]) == ("fa3", 16, "pytorch")
+    assert engine_arguments(engine_spec(run_config(), model(), device=GPU, folder=tmp_path), rendezvous_port=1) == {
+        **{name: value for name, value in given.items() if name != "page_size"},
+        "attention_backend": "triton",
+    }
+
+
 def test_a_tensor_parallel_size_must_divide_the_ranks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^rollout.tensor_parallel_size: 3 does not divide the 4 ranks"):
         engine_spec(run_config(tensor_parallel_size=3), model(), device=GPU, folder=tmp_path, num_ranks=4)

@@ -57,6 +57,7 @@ def engine_spec(
         max_cached_tokens=cached if device.type == "cpu" else None,
         deterministic=config.deterministic and device.type == "cuda",
         random_seed=seed_of(config.seed, "sglang", rank),
+        arguments=rollout.engine_arguments,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.rollouts import Array
 
@@ -37,6 +37,8 @@ class EngineSpec:
     deterministic: bool = False
     """Honour each sample's seed, with batch-invariant kernels."""
     random_seed: int = 0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further ones of `sglang.Engine`, in place of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def engine_arguments(spec: EngineSpec, rendezvous_port: int) -> dict[str, Any]:
         "nccl_port": rendezvous_port,
         "log_level": "info",
     }
-    return arguments | (_gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS)
+    return arguments | (_gpu_arguments(spec) if spec.device == "cuda" else CPU_ARGUMENTS) | dict(spec.arguments)
 
 
 CPU_ARGUMENTS: dict[str, Any] = {
