@@ -25,6 +25,7 @@ from workers.engines.dispatch import generate_all
 from workers.engines.factory import build_engine
 from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang.handles import Exported
+from workers.memory import free_bytes
 from workers.process_group import PoolGroup
 from workers.reshard.transition import Transition
 from workers.role_model import RoleModel
@@ -75,6 +76,7 @@ class EngineLink:
         self._transition: Transition | None = None
         self._processes: list[int] = []
         self._wanted = -1
+        self.cache_bytes = 0
 
     @property
     def started(self) -> bool:
@@ -89,14 +91,13 @@ class EngineLink:
     def sync(self, *, waking: bool = False) -> dict[str, float]:
         """Bring every engine's weights to the actor's version; nothing moves where all have it.
 
-        waking: every rank has made room for the engines, which take their KV cache's memory again meanwhile.
+        waking: every rank has made room for its engine's `cache_bytes`, which it takes again meanwhile.
         Returns the transition's time, bytes and extra memory, the largest of the ranks'. Raises EngineError when an
         engine does not start, ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit
         for bit the actor's.
         """
         self._wanted = self._largest(-1 if self._actor is None else self._actor.version)
-        # A comparison of all weights needs memory too: whole tensors, one after the other.
-        if waking and isinstance(self.engine, SglangEngine) and not self._config.rollout.verify_weights:
+        if waking and isinstance(self.engine, SglangEngine):
             self.engine.start_waking()
         stale = self.engine is not None and self.engine.version != self._wanted
         if not self._any(stale):
@@ -138,10 +139,19 @@ class EngineLink:
             self.engine.wake()
 
     def sleep(self) -> None:
-        """Give memory back for training: an SGLang engine's KV cache; the whole Torch engine where roles offload."""
+        """Give memory back for training: an SGLang engine's KV cache; the whole Torch engine where roles offload.
+
+        `cache_bytes` is then what this has freed on this rank's GPU.
+        """
         sglang = self._config.rollout.engine == "sglang"
-        if self.engine is not None and self.share_devices and (sglang or self._config.actor.fsdp.offload):
+        if not self.share_devices or not (sglang or self._config.actor.fsdp.offload):
+            return
+        before = free_bytes(self._device)
+        if self.engine is not None:
             self.engine.sleep()
+        if self.num_engines < self._group.size:
+            dist.barrier(group=self._group.control)  # an engine frees memory of ranks that do not own it
+        self.cache_bytes = max(0, free_bytes(self._device) - before)
 
     def close(self) -> None:
         if self.engine is not None:

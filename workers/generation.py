@@ -41,24 +41,35 @@ def prepare_engines(context: RankContext) -> dict[str, float]:
     `transition_seconds`: from the end of what ran before to the moment at which the engines take requests.
     """
     started = time.perf_counter()
-    engines = context.engines
-    sglang = context.config.rollout.engine == "sglang"
-    starting = sglang and not engines.started
-    if not sglang:
+    engines, rollout = context.engines, context.config.rollout
+    starting = rollout.engine == "sglang" and not engines.started
+    if rollout.engine == "torch":
         context.residency.ensure("actor", parts=FORWARD_PARTS)  # weights are gathered on the device
-    # Weights that leave the device are read before they do. An engine takes a share of what is free when it starts.
-    early = sglang and (starting or not context.residency.anything_leaves)
-    if early:
+    at_once = rollout.engine == "sglang" and not (context.residency.anything_leaves or rollout.verify_weights)
+    if starting or at_once:
         _make_room(context)
-    metrics = engines.sync(waking=early)
-    _make_room(context)  # also for what the transition itself held
+    metrics = engines.sync(waking=at_once)
+    if at_once:
+        context.giver.begin()  # what the transition itself held
+    else:
+        _make_room(context)
     engines.wake()
     return metrics if starting else {**metrics, "transition_seconds": time.perf_counter() - started}
 
 
 def _make_room(context: RankContext) -> None:
-    if context.engines.share_devices:
-        context.residency.release_all()
+    """For an engine that starts, and takes a share of what is free, all that there is; later for its KV cache.
+
+    While the weights are written this can be done only where they stay on the device, and are not compared, which takes
+    memory too.
+    """
+    engines = context.engines
+    if not engines.share_devices:
+        return
+    context.residency.release_all()
+    if engines.cache_bytes:
+        context.giver.until_free(engines.cache_bytes + (context.config.rollout.weights_bucket_mib << 20))
+    else:
         context.giver.finish()
 
 

@@ -12,7 +12,7 @@ from configs.schema import RunConfig
 from workers.generation import prepare_engines
 from workers.rank_context import RankContext
 
-SGLANG = RunConfig.model_validate({"rollout": {"engine": "sglang"}})
+MIB = 1 << 20
 
 
 @dataclass(kw_only=True)
@@ -22,6 +22,8 @@ class Rank:
     started: bool = True
     share_devices: bool = True
     offloads: bool = False
+    verifies: bool = False
+    cache_bytes: int = 0
     done: list[str] = field(default_factory=list)
 
     def context(self) -> RankContext:
@@ -32,25 +34,41 @@ class Rank:
             self.done.append("weights, KV cache" if waking else "weights")
             return {"reshard_seconds": 0.5}
 
-        engines = SimpleNamespace(started=self.started, share_devices=self.share_devices, sync=sync, wake=note("awake"))
+        rollout = {"engine": "sglang", "verify_weights": self.verifies, "weights_bucket_mib": 2}
+        engines = SimpleNamespace(
+            started=self.started,
+            share_devices=self.share_devices,
+            cache_bytes=self.cache_bytes,
+            sync=sync,
+            wake=note("awake"),
+        )
+        giver = SimpleNamespace(
+            finish=note("all memory"),
+            begin=note("memory, later"),
+            until_free=lambda nbytes: self.done.append(f"{nbytes // MIB} MiB"),
+        )
         residency = SimpleNamespace(anything_leaves=self.offloads, release_all=note("models leave"))
-        giver = SimpleNamespace(finish=note("memory"))
-        return cast(RankContext, SimpleNamespace(config=SGLANG, engines=engines, residency=residency, giver=giver))
+        config = RunConfig.model_validate({"rollout": rollout})
+        context = SimpleNamespace(config=config, engines=engines, residency=residency, giver=giver)
+        return cast(RankContext, context)
 
 
-ROOM = ["models leave", "memory"]
+ALL, CACHE = ["models leave", "all memory"], ["models leave", "7 MiB"]
+AT_ONCE = ["weights, KV cache", "memory, later", "awake"]
 
 
 @pytest.mark.parametrize(
     ("rank", "order"),
     [
-        (Rank(), [*ROOM, "weights, KV cache", *ROOM, "awake"]),
-        (Rank(offloads=True), ["weights", *ROOM, "awake"]),
-        (Rank(started=False), [*ROOM, "weights, KV cache", *ROOM, "awake"]),
-        (Rank(started=False, offloads=True), [*ROOM, "weights, KV cache", *ROOM, "awake"]),
-        (Rank(share_devices=False), ["weights, KV cache", "awake"]),
+        (Rank(cache_bytes=5 * MIB), [*CACHE, *AT_ONCE]),
+        (Rank(), [*ALL, *AT_ONCE]),
+        (Rank(offloads=True, cache_bytes=5 * MIB), ["weights", *CACHE, "awake"]),
+        (Rank(verifies=True, cache_bytes=5 * MIB), ["weights", *CACHE, "awake"]),
+        (Rank(started=False), [*ALL, *AT_ONCE]),
+        (Rank(started=False, offloads=True), [*ALL, "weights", *ALL, "awake"]),
+        (Rank(share_devices=False), AT_ONCE),
     ],
-    ids=["stay", "offload", "first", "first-offload", "apart"],
+    ids=["stay", "size-unknown", "offload", "verify", "first", "first-offload", "apart"],
 )
 def test_the_kv_cache_comes_back_while_weights_are_written_unless_these_make_room_for_it(
     rank: Rank, order: list[str]

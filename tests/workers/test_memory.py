@@ -33,30 +33,43 @@ def test_an_out_of_memory_error_names_numbers_and_the_setting_to_lower() -> None
 
 
 def test_memory_goes_back_in_the_background_where_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    by: list[str] = []
-    monkeypatch.setattr(memory, "give_back", lambda _: by.append(threading.current_thread().name))
+    calls: list[str] = []
+    monkeypatch.setattr(memory, "give_back", lambda _: calls.append(threading.current_thread().name))
     giver = Giver(CPU)
-    giver.begin()
-    assert by == [], "nobody has wanted it yet"
+    giver.expect()
+    giver.expect()
     giver.finish()
-    giver.begin()
-    giver.begin()
+    assert calls == ["give-back_0"], "nobody had wanted it before"
+    giver.expect()
+    giver.expect()
     giver.finish()
-    here = threading.current_thread().name
-    assert by == [here, "give-back_0", here]
+    assert calls == ["give-back_0"] * 3
+
+
+def test_whoever_needs_a_part_of_the_memory_does_not_wait_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, freed = [0], threading.Event()
+    monkeypatch.setattr(memory, "give_back", lambda _: freed.wait(10))
+    monkeypatch.setattr(memory, "free_bytes", lambda _: free[0])
+    giver = Giver(CPU)
+    threading.Timer(0.05, lambda: free.__setitem__(0, 100)).start()
+    giver.until_free(100)
+    assert free == [100] and not freed.is_set()
+    threading.Timer(0.05, freed.set).start()
+    giver.finish()
+    assert freed.is_set(), "all of it: what is free does not count"
 
 
 def test_an_error_in_the_background_is_raised_where_the_memory_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    giver = Giver(CPU)
-    giver.finish()
-
     def fail(_: torch.device) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(memory, "give_back", fail)
+    giver = Giver(CPU)
     giver.begin()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         giver.finish()
+    monkeypatch.undo()
+    giver.finish()
 
 
 def test_the_message_reaches_the_controller_in_one_line() -> None:
