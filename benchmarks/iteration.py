@@ -8,11 +8,11 @@ Pools that are apart: `--gpus 2 --set 'resources.pools={train: {ranks: 1}, gener
 --set resources.placement.rollout=generate`.
 
 Prompts and responses have a fixed length; weights are random, the reward is a coin. The first iterations
-warm up and are not counted. tokens/s: prompt and response tokens of the batch over the iteration's time
-(HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's shared prompt once,
-recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the last stage's end to engines
-that take requests. Between stages: the iteration less its stages (negative where some ran at once). Idle: see
-`benchmarks.gpu_monitor`; of a stage that is shorter than the driver's sampling period it says little.
+warm up (engines start, layers compile) and are not counted. tokens/s: prompt and response tokens of the batch
+over the iteration's time (HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's
+shared prompt once, recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the last stage's end
+to engines that take requests. Between stages: the iteration less its stages (negative where some ran at once).
+Idle: see `benchmarks.gpu_monitor`; of a stage that is shorter than the driver's sampling period it says little.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import argparse
 import json
 import math
 import random
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def measured(
     """run: makes the iterations of a configuration below the folder, and returns the metrics of each."""
     config = write_inputs(options, folder)
     with GpuMonitor(num_gpus=options.gpus) as monitor:
-        rows = run(config, folder, options)[options.warm_up :]
-    return summary(rows, options, monitor, load_config(str(config), options.set))
+        rows = run(config, folder, options)
+    result = summary(rows[options.warm_up :], options, monitor, load_config(str(config), options.set))
+    return {**result, "first_s": stage_times(rows[0])}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -88,6 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--output", default=None)
+    parser.add_argument("--logs", default=None, help="a folder for the logs of the run's ranks and engines")
     return parser.parse_args(arguments)
 
 
@@ -173,6 +176,8 @@ def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
             time.sleep(0.5)
     finally:
         stop(process)
+        if options.logs:
+            keep_logs(folder, Path(options.logs))
     return rows[: options.warm_up + options.iterations]
 
 
@@ -204,8 +209,18 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 60.0) -> None:
     process.wait()
 
 
+def logs_of(folder: Path) -> list[Path]:
+    return sorted((folder / "runs").rglob("*.log"))
+
+
+def keep_logs(folder: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for log in logs_of(folder):
+        shutil.copy(log, target / log.name)
+
+
 def show_logs(folder: Path) -> None:
-    for log in sorted((folder / "runs").rglob("*.log")):
+    for log in logs_of(folder):
         print(f"---- {log.name}", *log.read_text().splitlines()[-40:], sep="\n", file=sys.stderr)
 
 
@@ -213,8 +228,7 @@ def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config
     """Medians over the measured iterations. Ranks of the actor's pool make the update: the MFU is that of theirs."""
     median = {name: statistics.median([row[name] for row in rows]) for name in numbers(rows)}
     seconds = median["time/iteration"]
-    stages = {name.removeprefix("time/"): median[name] for name in median if name.startswith("time/")}
-    del stages["iteration"]
+    stages = stage_times(median)
     training_gpus = pool_sizes(config)[pool_of(config, "actor")] if options.gpus else 0
     parameters = sum(math.prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
     flops = 6 * parameters * median["actor/packed_tokens"] * median["actor/steps"]
@@ -240,6 +254,12 @@ def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config
     }
 
 
+def stage_times(row: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage of an iteration."""
+    named = {name.removeprefix("time/"): row[name] for name in row if name.startswith("time/")}
+    return {name: seconds for name, seconds in named.items() if name != "iteration"}
+
+
 def numbers(rows: Rows) -> list[str]:
     """Metrics that every row has as a number."""
     return [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
@@ -262,6 +282,8 @@ def report(result: Result, options: argparse.Namespace) -> str:
     if result["transition_s"] is not None:
         payload = f" (weights {result['reshard_s']:.4f} s)" if result["reshard_s"] is not None else ""
         lines.append(f"  transition {result['transition_s']:.4f} s{payload}, {result['transition_share']:.2%}")
+    if first := result.get("first_s"):
+        lines.append(f"  first iteration: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in first.items())}")
     if result["mfu"] is not None:
         lines.append(f"  MFU of the update {result['mfu']:.1%} ({result['computed_tokens']:,.0f} tokens computed)")
     lines += [f"  idle {_shares(result['idle'])}"] if result["idle"] else []

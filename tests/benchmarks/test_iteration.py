@@ -13,7 +13,18 @@ from pytest import approx
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu_monitor import GpuMonitor
-from benchmarks.iteration import PEAK_FLOPS, Result, Rows, measured, parse, report, rows_of, summary, write_inputs
+from benchmarks.iteration import (
+    PEAK_FLOPS,
+    Result,
+    Rows,
+    measured,
+    parse,
+    report,
+    rows_of,
+    stage_times,
+    summary,
+    write_inputs,
+)
 from benchmarks.reshard_model import hf_config
 from configs.loader import load_config
 from configs.schema import RunConfig
@@ -142,7 +153,8 @@ def test_options_reach_the_run(made: dict[str, Made]) -> None:
 def test_the_table_has_every_stage_and_share(made: dict[str, Made], tmp_path: Path) -> None:
     whole = made["apart"]
     result = measured(whole.options, tmp_path, lambda config, folder, options: whole.rows)
-    assert result == whole.result()
+    assert result == {**whole.result(), "first_s": stage_times(whole.rows[0])}
     text = report({**whole.result(gpus=2)}, argparse.Namespace(**{**vars(whole.options), "gpus": 2}))
+    assert "first iteration: actor.generate_sequences" in report(result, whole.options)
     for name in (*STAGES, "between stages", "transition", "MFU of the update", "idle 75%, 0%", "resources.pools="):
         assert name in text
