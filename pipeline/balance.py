@@ -13,6 +13,15 @@ import numpy as np
 from pipeline.random import permutation
 from pipeline.rollouts import Array
 
+KEYS_PER_TOKEN = 8
+"""Keys that a micro-batch may have for each token of its budget. Attention copies a shared prompt's keys and values for
+every response, so that these are as many as the tokens would be unshared: of a long prompt with short responses many
+times what is computed. With grouped heads eight of them are at most a tenth of what a layer keeps for a token."""
+
+
+Size = tuple[int, int]
+"""Of rows: tokens that are computed, and keys."""
+
 
 def partition_by_tokens(lengths: Array, groups: Array, num_parts: int) -> list[Array]:
     """int64 rows of each part, ascending; parts may be empty.
@@ -54,45 +63,54 @@ def micro_batches(
     """int64 rows of each forward and backward pass, ascending, at most max_tokens computed tokens.
 
     shared: int [B], tokens of a row that need not be computed again right behind the row of its group before it (None:
-    all are). First fit, longest first. A group that is larger than the budget is a micro-batch of its own; with
-    split_groups it is cut into runs of rows, and only a single sequence may then exceed the budget.
+    all are). First fit, longest first. A group that is larger than the budget, or has more than KEYS_PER_TOKEN times
+    as many tokens, the shared ones of every row counted, is a micro-batch of its own; with split_groups it is cut into
+    runs of rows, and only a single sequence may then exceed the budget.
     """
     if max_tokens < 1:
         raise ValueError(f"the token budget of a micro-batch is {max_tokens}; it must be at least 1")
     repeated = np.zeros_like(lengths) if shared is None else shared
+    limit: Size = (max_tokens, KEYS_PER_TOKEN * max_tokens)
     units: list[Array] = []
-    tokens: list[int] = []
+    sizes: list[Size] = []
     for rows in _rows_of_groups(lengths, groups):
-        for run in _runs(rows, lengths, repeated, max_tokens) if split_groups else [rows]:
+        for run in _runs(rows, lengths, repeated, limit) if split_groups else [rows]:
+            keys = int(lengths[run].sum())
             units.append(run)
-            tokens.append(int(lengths[run].sum() - repeated[run[1:]].sum()))
-    return _first_fit(units, tokens, max_tokens)
+            sizes.append((keys - int(repeated[run[1:]].sum()), keys))
+    return _first_fit(units, sizes, limit)
 
 
-def _runs(rows: Array, lengths: Array, shared: Array, max_tokens: int) -> list[Array]:
+def _runs(rows: Array, lengths: Array, shared: Array, limit: Size) -> list[Array]:
     """As many rows each as fit, and at least one."""
-    starts, used = [0], int(lengths[rows[0]])
+    starts = [0]
+    used: Size = (int(lengths[rows[0]]), int(lengths[rows[0]]))
     for place, row in enumerate(rows[1:], 1):
-        more = int(lengths[row] - shared[row])
-        if used + more > max_tokens:
-            starts.append(place)
-            used = int(lengths[row])
+        length = int(lengths[row])
+        more = (used[0] + length - int(shared[row]), used[1] + length)
+        if _fits(more, limit):
+            used = more
         else:
-            used += more
+            starts.append(place)
+            used = (length, length)
     return np.split(rows, starts[1:])
 
 
-def _first_fit(units: list[Array], tokens: list[int], max_tokens: int) -> list[Array]:
+def _first_fit(units: list[Array], sizes: list[Size], limit: Size) -> list[Array]:
     bins: list[list[Array]] = []
-    room: list[int] = []
-    for unit in _longest_first(tokens):
-        place = next((i for i, left in enumerate(room) if tokens[unit] <= left), len(bins))
+    room: list[Size] = []
+    for unit in _longest_first([tokens for tokens, _ in sizes]):
+        place = next((i for i, left in enumerate(room) if _fits(sizes[unit], left)), len(bins))
         if place == len(bins):
             bins.append([])
-            room.append(max_tokens)
+            room.append(limit)
         bins[place].append(units[unit])
-        room[place] -= tokens[unit]
+        room[place] = (room[place][0] - sizes[unit][0], room[place][1] - sizes[unit][1])
     return [_ascending(rows) for rows in bins]
+
+
+def _fits(size: Size, room: Size) -> bool:
+    return size[0] <= room[0] and size[1] <= room[1]
 
 
 def _rows_of_groups(lengths: Array, groups: Array) -> list[Array]:

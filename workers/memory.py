@@ -69,9 +69,13 @@ def peak_gib(device: torch.device) -> float | None:
 
 
 def give_back(device: torch.device) -> None:
-    """What torch's allocator keeps for later goes back to the device, where another process may want it."""
+    """What torch's allocator keeps for later goes back to the device, where another process may want it.
+
+    On any thread: one that has chosen no GPU would open a context on the first, 500 MiB that another rank counts on.
+    """
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -50,10 +50,11 @@ def generate_round(context: RankContext, request: StageRequest) -> StageOutput:
     generated, varied = sum(n for n, _ in counts), sum(v for _, v in counts)
     if counts and varied >= counts[0][0]:
         return StageOutput(columns=_no_rows(context), new_rows=True)
-    transition = prepare_engines(context)
+    transition = prepare_engines(context)  # a sampler may ask them
     batch, reserves = iteration_rows(context, request.key.iteration)
     rows = reserves[generated - len(batch) :][: len(batch) - varied] if counts else batch
     if not len(rows):
+        context.engines.sleep()
         return StageOutput(columns=_no_rows(context), new_rows=True)
     part, metrics = generate_groups(context, request, rows, generated)
     num_samples = samples_per_prompt(context, request)

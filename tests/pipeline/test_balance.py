@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.balance import micro_batches, mini_batches, partition_by_tokens
+from pipeline.balance import KEYS_PER_TOKEN, micro_batches, mini_batches, partition_by_tokens
 from pipeline.rollouts import Array
 
 Batch = tuple[Array, Array]
@@ -102,8 +102,9 @@ def test_micro_batches_keep_to_the_budget(batch: Batch, max_tokens: int, split: 
     assert _is_a_partition(parts, len(lengths))
     for part in parts:
         alone = len(part) == 1 if split else len(set(groups[part].tolist())) == 1
-        assert alone or computed(part) <= max_tokens
-    fitting = all(computed(np.flatnonzero(groups == g)) <= max_tokens for g in set(groups.tolist()))
+        assert alone or (computed(part) <= max_tokens and lengths[part].sum() <= KEYS_PER_TOKEN * max_tokens)
+    of_groups = [np.flatnonzero(groups == g) for g in set(groups.tolist())]
+    fitting = all(computed(g) <= max_tokens and lengths[g].sum() <= KEYS_PER_TOKEN * max_tokens for g in of_groups)
     assert (split and not fitting) or _keeps_groups_whole(parts, groups)
 
 

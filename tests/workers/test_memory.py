@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -57,6 +59,27 @@ def test_whoever_needs_a_part_of_the_memory_does_not_wait_for_the_rest(monkeypat
     threading.Timer(0.05, freed.set).start()
     giver.finish()
     assert freed.is_set(), "all of it: what is free does not count"
+
+
+def test_memory_goes_back_with_the_rank_s_own_gpu_current_on_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another one current, torch opens a context there: 500 MiB of the first GPU for each rank of the host."""
+    own = torch.device("cuda", 3)
+    current: list[torch.device] = []
+    emptied: list[torch.device | None] = []
+
+    @contextmanager
+    def chosen(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", chosen)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(current[-1] if current else None))
+    giver = Giver(own)
+    giver.finish()
+    giver.begin()
+    giver.finish()
+    assert emptied == [own, own, own]
 
 
 def test_an_error_in_the_background_is_raised_where_the_memory_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import RunConfig
+from pipeline.balance import KEYS_PER_TOKEN
 from pipeline.rollouts import Rollouts, offsets_of
 from tests.workers.reference import grouped_rollouts
 from workers.packing import pack, prompt_lengths, shared_lengths
@@ -51,6 +52,17 @@ def test_micro_batches_compute_no_more_than_the_budget(
         packed = pack(micro.rollouts, share_prompts=True)
         assert len(packed.token_ids) <= budget or len(packed.blocks) == 1
         assert not split or len(packed.token_ids) <= budget or len(micro.rows) == 1
+
+
+def test_a_long_prompt_is_not_copied_for_any_number_of_short_responses() -> None:
+    """The whole group computes 100 tokens, and attends to 2500: as many keys and values in every layer."""
+    rollouts = grouped_rollouts([40], [[1] * 60])
+    config = RunConfig.model_validate({"training": {"max_tokens_per_micro_batch": 100}})
+    segments = [
+        pack(m.rollouts, share_prompts=True).segments for m in cut_micro_batches(rollouts, config, split_groups=True)
+    ]
+    keys = [len(each.key_index) for each in segments if each.key_index is not None]
+    assert len(keys) == len(segments) == 4 and max(keys) <= (KEYS_PER_TOKEN + 1) * 100
 
 
 @settings(max_examples=60, deadline=None)
