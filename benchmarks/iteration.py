@@ -11,7 +11,8 @@ Prompts and responses have a fixed length; weights are random, the reward is a c
 warm up (engines start, layers compile) and are not counted. tokens/s: prompt and response tokens of the batch
 over the iteration's time (HybridFlow, section 8). MFU: 6 N per token that the update's model computes (a group's
 shared prompt once, recomputation not counted) over 989 TFLOP/s for each GPU. Transition: from the start
-of a generation stage to engines that take requests (memory of the update goes back from its end on). Between stages: the iteration less its stages (negative where some ran at once).
+of a generation stage to engines that take requests (memory of the update goes back from its end on). Between
+stages: the iteration less its stages (negative where some ran at once).
 Idle: see `benchmarks.gpu_monitor`; of a stage that is shorter than the driver's sampling period it says little.
 """
 

@@ -38,8 +38,8 @@ def sampling_params(context: RankContext, *, temperature: float | None = None) -
 def prepare_engines(context: RankContext) -> dict[str, float]:
     """Engines with the newest weights and their memory (collective); the transition's metrics.
 
-    `transition_seconds`: from the call, which is the stage's beginning, until the engines take requests. Memory that the
-    update held goes back from that stage's end on, while the controller is between the two.
+    `transition_seconds`: from the call, which is the stage's beginning, until the engines take requests. Memory that
+    the update held goes back from that stage's end on, while the controller is between the two.
     """
     started = time.perf_counter()
     engines, rollout = context.engines, context.config.rollout
