@@ -50,10 +50,10 @@ def prepare_engines(context: RankContext) -> dict[str, float]:
     if starting or at_once:
         _make_room(context)
     metrics = engines.sync(waking=at_once)
-    if at_once:
-        context.giver.begin()  # what the transition itself held
-    else:
+    if not at_once:
         _make_room(context)
+    elif engines.share_devices:  # ranks that only train need theirs again for the next update
+        context.giver.begin()  # what the transition itself held
     engines.wake()
     return metrics if starting else {**metrics, "transition_seconds": time.perf_counter() - started}
 

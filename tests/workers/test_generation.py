@@ -66,7 +66,7 @@ AT_ONCE = ["weights, KV cache", "memory, later", "awake"]
         (Rank(verifies=True, cache_bytes=5 * MIB), ["weights", *CACHE, "awake"]),
         (Rank(started=False), [*ALL, *AT_ONCE]),
         (Rank(started=False, offloads=True), [*ALL, "weights", *ALL, "awake"]),
-        (Rank(share_devices=False), AT_ONCE),
+        (Rank(share_devices=False), ["weights, KV cache", "awake"]),
     ],
     ids=["stay", "size-unknown", "offload", "verify", "first", "first-offload", "apart"],
 )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import torch
 from tests.workers.engines import compliance, sglang_models
 from workers.engines.base import EngineCannotStart, EngineError, GenerateResult, SamplingParams
 from workers.engines.dispatch import generate_all
+from workers.engines.sglang import process
 from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang.process import EngineDied, EngineProcess, members
 from workers.engines.sglang.setup import write_model_dir
@@ -146,6 +148,53 @@ def test_an_engine_that_dies_while_it_wakes_is_started_again(
     restore(engine)
     after = engine.generate(compliance.requests(3), GREEDY)
     assert after[0].samples[0].token_ids.tolist() == before[0].samples[0].token_ids.tolist()
+
+
+FAILS_OVER = """
+import os, sys
+from multiprocessing.connection import Connection
+
+channel = Connection(int(sys.argv[1]))
+channel.recv()
+channel.send(("result", []))
+while True:
+    operation, _ = channel.recv()
+    if operation == sys.argv[2]:
+        os._exit(3) if sys.argv[3] == "dies" else channel.send(("error", "RuntimeError: no"))
+    else:
+        channel.send(("result", []))
+"""
+"""A launcher without an engine, which answers everything but one operation."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("dies", "it ended during {} (exit code 3)"), ("fails", "RuntimeError: no")]
+)
+@pytest.mark.parametrize("operation", ["flush", "sleep", "wake"])
+def test_an_engine_that_fails_over_what_loses_nothing_has_no_version(
+    operation: str,
+    fault: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it has generated is with the rank: to raise would cost the stage."""
+
+    def launch(channel: int, output: BinaryIO, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", FAILS_OVER, str(channel), operation, fault]
+        return subprocess.Popen(command, pass_fds=[channel], stderr=output, env=variables, start_new_session=True)
+
+    monkeypatch.setattr(process, "launch", launch)
+    spec = EngineSpec(model_dir=tmp_path, device="cpu", dtype="float32", max_positions=9, vocabulary=9)
+    engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
+    engine.exported()
+    for told in (lambda: engine.set_version(3), engine.sleep, engine.wake):
+        told()
+    assert engine.version == -1
+    assert f"sglang engine: {operation} failed: {words.format(operation)}" in caplog.text
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.generate(compliance.requests(3), GREEDY)
 
 
 def test_requests_that_stall_are_sent_again(engine: SglangEngine, caplog: pytest.LogCaptureFixture) -> None:

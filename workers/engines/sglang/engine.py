@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from workers.engines.base import (
     SamplingParams,
 )
 from workers.engines.request_limits import RequestLimits
-from workers.engines.sglang.process import CONTROL_S, EngineDied, EngineProcess
+from workers.engines.sglang.process import EngineDied, EngineProcess
 from workers.engines.sglang.spec import Draw, Drawn, EngineSpec, Failed
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class SglangEngine:
     TP rank. A version of -1 means that nobody has written weights yet, or that the processes ended since:
     `weights` then starts them (again), and they have to be written before `generate`.
 
-    Raises EngineError, naming exit code and log, from any method during which the processes end.
+    Raises EngineError, naming exit code and log, from a start or `generate` during which the processes end. When they
+    end or fail over anything else nothing is lost: the log has a warning, and the version says so.
     reproducible: only on a GPU under `deterministic`, which costs speed.
     """
 
@@ -106,7 +107,7 @@ class SglangEngine:
     def set_version(self, version: int) -> None:
         """The weights are written: forget every prefix that was computed with older ones."""
         if self._caches_prefixes:
-            self._call("flush")
+            self._control("flush")
             self._caches_prefixes = False
         self._version = version
 
@@ -122,20 +123,25 @@ class SglangEngine:
             raise EngineError(f"sglang engine: it holds no weights ({self._ending()}); write them and call set_version")
         self._limits.check(requests, sampling)
         draws = _draws(requests)
-        # No deadline for the whole: the launcher ends it when nothing comes any more.
-        arguments = (draws, sampling, self._request_timeout_s)
+        return self._results(requests, self._drawn(draws, sampling) if draws else [])
+
+    def _drawn(self, draws: Sequence[Draw], sampling: SamplingParams) -> list[Drawn | Failed]:
+        assert self._process is not None  # whose version it is
         self._caches_prefixes = True
-        drawn = self._call("generate", *arguments, deadline_s=math.inf) if draws else []
-        return self._results(requests, drawn)
+        with self._ending_on_failure("generate"):
+            # No deadline for the whole: the launcher ends it when nothing comes any more.
+            arguments = (draws, sampling, self._request_timeout_s)
+            drawn: list[Drawn | Failed] = self._process.call("generate", *arguments, deadline_s=math.inf)
+        return drawn
 
     def sleep(self) -> None:
         """Release the KV cache's memory (on a CPU: empty it). The weights stay, and may be written.
 
-        Of processes that have ended already nothing has to be released; the version says so.
+        Of processes that have ended, over this too, nothing has to be released; the version says so.
         """
         self._finish_waking()
         if self._is_running() and self._awake:
-            self._call("sleep")
+            self._control("sleep")
             self._caches_prefixes = False
         self._awake = False
 
@@ -143,11 +149,8 @@ class SglangEngine:
         """Have `wake` begun, which then only waits; the weights may be written meanwhile."""
         if self._process is None or not self._is_running() or self._awake or self._waking:
             return
-        try:
+        with self._losing_nothing("wake"):
             self._process.send("wake")
-        except EngineDied as error:
-            self._lost_asleep(error)
-        else:
             self._waking = True
 
     def wake(self) -> None:
@@ -159,17 +162,9 @@ class SglangEngine:
         if self._process is None or not self._waking:
             return
         self._waking = False
-        with self._ending_on_failure("wake"):
-            try:
-                self._process.receive("wake")
-            except EngineDied as error:
-                self._lost_asleep(error)
+        with self._losing_nothing("wake"):
+            self._process.receive("wake")
         self._awake = True
-
-    def _lost_asleep(self, error: EngineDied) -> None:
-        """Nothing that it was asked is lost: its version says so, and whoever wants to generate starts it again."""
-        logger.warning("%s", failure("wake", with_remedy(str(error))))
-        self._forget()
 
     def shutdown(self) -> None:
         """End the processes and wait for their memory; a later `weights` starts them again."""
@@ -189,12 +184,22 @@ class SglangEngine:
             process.started(deadline_s=self._start_timeout_s)
             self._exported = tuple(process.call("export"))
 
-    def _call(self, operation: str, *arguments: Any, deadline_s: float = CONTROL_S) -> Any:
+    def _control(self, operation: str) -> None:
         if self._process is None:
             raise EngineError(f"sglang engine: {operation} before weights(): no process runs")
         self._finish_waking()
-        with self._ending_on_failure(operation):
-            return self._process.call(operation, *arguments, deadline_s=deadline_s)
+        with self._losing_nothing(operation):
+            self._process.call(operation)
+
+    @contextmanager
+    def _losing_nothing(self, operation: str) -> Iterator[None]:
+        """What it has generated is with the rank already: an engine that fails over this has no version any more, and
+        whoever wants to generate starts it again."""
+        try:
+            with self._ending_on_failure(operation):
+                yield
+        except EngineError as error:
+            logger.warning("%s", error)
 
     @contextmanager
     def _ending_on_failure(self, operation: str) -> Iterator[None]:
