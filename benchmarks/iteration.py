@@ -186,8 +186,9 @@ def rows_of(folder: Path) -> Rows:
     """Metrics of each iteration; `spans` has each stage's time, from the first rank's start to the last's end."""
     rows = []
     for directory in RunDirectory.runs(folder / "runs"):
-        spans = read_timeline(directory.path)
-        for row in read_metrics(directory.metrics):
+        metrics = read_metrics(directory.metrics)
+        spans = read_timeline(directory.path)  # behind the metrics: an iteration may end meanwhile
+        for row in metrics:
             own = [span for span in spans if span.iteration == row["iteration"]]
             ends = {
                 name: (min(s.start for s in own if s.stage == name), max(s.end for s in own if s.stage == name))

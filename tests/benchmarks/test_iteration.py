@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pytest import approx
 from transformers import AutoModelForCausalLM
 
+from benchmarks import iteration
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.iteration import (
     PEAK_FLOPS,
@@ -32,6 +35,7 @@ from flows.preflight import check
 from flows.run import Session, session
 from pipeline.reshard.shapes import SHAPES
 from storage.run_directory import RunDirectory
+from storage.timeline import Span
 
 PROMPTS, SAMPLES, PROMPT, NEW = 4, 2, 5, 3
 SIZES = [
@@ -139,6 +143,20 @@ def test_idle_of_a_stage_is_that_of_the_time_in_which_it_ran(made: dict[str, Mad
     assert result["stages_idle"]["actor.update_actor"] == [0.25]
     text = report(result, options)
     assert "idle 25%" in text and "on 1 x a card" in text
+
+
+def test_an_iteration_that_ends_while_the_files_are_read_has_its_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = itertools.count(1)  # one more iteration with each read of a file
+    span = Span(iteration=0, stage="actor.update_actor", pool="main", rank=0, start=1.0, end=2.0)
+    directory = SimpleNamespace(path=tmp_path, metrics=tmp_path)
+    monkeypatch.setattr(RunDirectory, "runs", lambda _: [directory])
+    monkeypatch.setattr(iteration, "read_metrics", lambda _: [{"iteration": n} for n in range(next(ended))])
+    monkeypatch.setattr(
+        iteration, "read_timeline", lambda _: [dataclasses.replace(span, iteration=n) for n in range(next(ended))]
+    )
+    assert [row["spans"] for row in rows_of(tmp_path)] == [{"actor.update_actor": (1.0, 2.0)}]
 
 
 def test_options_reach_the_run(made: dict[str, Made]) -> None:
