@@ -141,7 +141,8 @@ class EngineLink:
     def sleep(self) -> None:
         """Give memory back for training: an SGLang engine's KV cache; the whole Torch engine where roles offload.
 
-        `cache_bytes` is then what this has freed on this rank's GPU.
+        `cache_bytes` is then what this has freed on this rank's GPU, 0 where an engine spans several: the answer of its
+        first scheduler says nothing of the others.
         """
         sglang = self._config.rollout.engine == "sglang"
         if not self.share_devices or not (sglang or self._config.actor.fsdp.offload):
@@ -149,9 +150,8 @@ class EngineLink:
         before = free_bytes(self._device)
         if self.engine is not None:
             self.engine.sleep()
-        if self.num_engines < self._group.size:
-            dist.barrier(group=self._group.control)  # an engine frees memory of ranks that do not own it
-        self.cache_bytes = max(0, free_bytes(self._device) - before)
+        if self._config.rollout.tensor_parallel_size == 1:
+            self.cache_bytes = max(0, free_bytes(self._device) - before)
 
     def close(self) -> None:
         if self.engine is not None:

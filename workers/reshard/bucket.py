@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MIB = 1 << 20
+KEPT_BYTES = 4 * MIB
 
 
 class Bucket:
@@ -42,8 +43,11 @@ class Bucket:
         return self._part("staging", nbytes, self.staging_bytes)
 
     def release(self) -> None:
-        """Give the memory back (to torch's allocator)."""
-        self._parts.clear()
+        """Give the memory back (to torch's allocator), but for parts of a few MiB.
+
+        The next transition may run while the allocator is locked: for as long as it frees what an update held.
+        """
+        self._parts = {name: part for name, part in self._parts.items() if part.nbytes <= KEPT_BYTES}
 
     def _part(self, name: str, nbytes: int, limit: int) -> Tensor:
         if nbytes > limit:
@@ -51,7 +55,7 @@ class Bucket:
         if name not in self._parts or self._parts[name].nbytes < nbytes:
             self._parts.pop(name, None)  # nothing else holds the smaller one: it is gone before the larger one is made
             self._parts[name] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            self.peak_bytes = max(self.peak_bytes, sum(held.nbytes for held in self._parts.values()))
+        self.peak_bytes = max(self.peak_bytes, sum(held.nbytes for held in self._parts.values()))
         return self._parts[name][:nbytes]
 
 

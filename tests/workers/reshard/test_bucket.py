@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.reshard.bucket import Bucket, copy_in_chunks
+from workers.reshard.bucket import KEPT_BYTES, MIB, Bucket, copy_in_chunks
 from workers.reshard.verify import same_bits
 
 CPU = torch.device("cpu")
@@ -25,13 +25,23 @@ def test_chunks_bring_all_rows_cast_through_the_staging_part_alone(shape: tuple[
 
 
 def test_peak_counts_what_is_held_at_once_and_survives_the_release() -> None:
-    bucket = Bucket(1024, CPU)
-    bucket.half(0, 100)
-    bucket.half(1, 300)
-    bucket.half(0, 60)  # lies in the 100 of before
+    bucket = Bucket(64 * MIB, CPU)
+    bucket.half(0, 6 * MIB)
+    bucket.half(1, 9 * MIB)
+    bucket.half(0, 5 * MIB)  # lies in the 6 MiB of before
     bucket.release()
-    bucket.staging(10)
-    assert bucket.peak_bytes == 400
+    bucket.staging(MIB)
+    assert bucket.peak_bytes == 15 * MIB
+
+
+def test_small_parts_are_kept_and_counted_again() -> None:
+    bucket = Bucket(64 * MIB, CPU)
+    small, large = bucket.half(0, KEPT_BYTES), weakref.ref(bucket.half(1, KEPT_BYTES + 16)._base)
+    bucket.release()
+    assert large() is None
+    bucket.peak_bytes = 0
+    assert bucket.half(0, KEPT_BYTES).data_ptr() == small.data_ptr()
+    assert bucket.peak_bytes == KEPT_BYTES
 
 
 def test_a_part_that_grows_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
