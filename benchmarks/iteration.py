@@ -34,9 +34,11 @@ from typing import Any
 
 import yaml
 
+from benchmarks.command_line import mistakes_in_a_line
 from benchmarks.gpu_monitor import GpuMonitor
-from benchmarks.reshard import SHAPE_NAMES, versions
-from benchmarks.reshard_model import model_arguments
+from benchmarks.iteration_options import PROGRAM, as_options, check_machine, checked, naming_options, parse
+from benchmarks.reshard import SHAPE_NAMES, model_arguments, versions
+from configs.checks import config_warnings
 from configs.loader import load_config
 from configs.schema import RunConfig
 from pipeline.placement import pool_of, pool_sizes
@@ -52,11 +54,13 @@ Runner = Callable[[Path, Path, argparse.Namespace], Rows]
 """Makes the iterations of a configuration below a folder; returns the metrics of each."""
 PEAK_FLOPS = 989e12
 """bf16, dense, of an H100 SXM (an H200 has the same)."""
+CONSOLE = "console.log"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="iteration-") as folder:
+    with mistakes_in_a_line(PROGRAM), tempfile.TemporaryDirectory(prefix="iteration-") as folder:
+        check_machine(options)
         result = measured(options, Path(folder), run)
     print(report(result, options))
     if options.output:
@@ -67,41 +71,25 @@ def measured(
     options: argparse.Namespace, folder: Path, run: Callable[[Path, Path, argparse.Namespace], Rows]
 ) -> Result:
     """run: makes the iterations of a configuration below the folder, and returns the metrics of each."""
-    config = write_inputs(options, folder)
+    path = write_inputs(options, folder)
+    config = checked(path, options)
+    for line in config_warnings(config):
+        print(f"{PROGRAM}: warning: {as_options(f'{path}: {line}', path)}", file=sys.stderr)
     with GpuMonitor(num_gpus=options.gpus) as monitor:
-        rows = run(config, folder, options)
-    result = summary(rows[options.warm_up :], options, monitor, load_config(str(config), options.set))
+        rows = run(path, folder, options)
+    result = summary(rows[options.warm_up :], options, monitor, config)
     return {**result, "first_s": stage_times(rows[0])}
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.iteration", description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPE_NAMES, default="tiny")
-    parser.add_argument("--gpus", type=int, default=0, help="0: on the CPU")
-    parser.add_argument("--ranks", type=int, default=None, help="default: one a GPU")
-    parser.add_argument("--engine", choices=("sglang", "torch"), default="sglang")
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--new-tokens", type=int, default=512)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
-    parser.add_argument("--reference", action="store_true", help="with a reference model and a KL term")
-    parser.add_argument("--warm-up", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--output", default=None)
-    parser.add_argument("--logs", default=None, help="a folder for the logs of the run's ranks and engines")
-    return parser.parse_args(arguments)
-
-
 def write_inputs(options: argparse.Namespace, folder: Path) -> Path:
-    """Tokenizer, prompts and configuration; returns the configuration's path."""
+    """Configuration, tokenizer and prompts; returns the first one's path. Raises UserError where it is not valid."""
     geometry = SHAPES[SHAPE_NAMES[options.shape]]
-    write_tokenizer(folder / "tokenizer", geometry.vocab_size)
-    write_prompts(folder / "prompts.jsonl", options, geometry.vocab_size)
     path = folder / "iteration.yaml"
     path.write_text(yaml.safe_dump(configuration(options, geometry, folder)))
+    with naming_options(path):
+        load_config(str(path), options.set)
+    write_tokenizer(folder / "tokenizer", geometry.vocab_size)
+    write_prompts(folder / "prompts.jsonl", options, geometry.vocab_size)
     return path
 
 
@@ -161,25 +149,42 @@ def write_prompts(path: Path, options: argparse.Namespace, vocab_size: int) -> N
 def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
     """Metrics of the iterations of `hybridflow run`, stopped as a user does with two SIGTERM once it has made them.
 
-    A run that ended by itself would first write a checkpoint: 12 bytes a parameter, minutes at 7.6 B.
-    Raises SystemExit after the end of the run's logs when it fails.
+    A run that ended by itself would first write a checkpoint: 12 bytes a parameter, minutes at 7.6 B. Its console goes
+    into a file, since it speaks of a stop and of a resume that are not the user's. Raises SystemExit when it fails,
+    after that console and the end of the run's logs.
     """
     overrides = [word for value in options.set for word in ("--set", value)]
     command = [sys.executable, "-m", "flows.cli", "run", str(config), "--output", str(folder / "runs"), *overrides]
-    process = subprocess.Popen(command)
+    with open(folder / CONSOLE, "wb") as console:
+        process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT)
     try:
-        while len(rows := rows_of(folder)) < options.warm_up + options.iterations:
-            if process.poll() is not None:
-                show_logs(folder)
-                raise SystemExit(
-                    f"hybridflow run ended with exit code {process.returncode} after {len(rows)} iterations"
-                )
-            time.sleep(0.5)
+        return awaited_rows(process, folder, options)
     finally:
         stop(process)
         if options.logs:
             keep_logs(folder, Path(options.logs))
-    return rows[: options.warm_up + options.iterations]
+
+
+def awaited_rows(process: subprocess.Popen[bytes], folder: Path, options: argparse.Namespace) -> Rows:
+    """The wanted iterations, each told on stderr as it ends."""
+    wanted, told = options.warm_up + options.iterations, 0
+    while True:
+        has_ended = process.poll() is not None  # before the files are read: what it has written is there
+        rows = rows_of(folder)[:wanted]
+        for number, row in enumerate(rows[told:], told):
+            print(progress(number, row, options), file=sys.stderr, flush=True)
+        told = len(rows)
+        if told == wanted:
+            return rows
+        if has_ended:
+            show_logs(folder)
+            raise SystemExit(f"hybridflow run ended with exit code {process.returncode} after {told} iterations")
+        time.sleep(0.5)
+
+
+def progress(number: int, row: Mapping[str, Any], options: argparse.Namespace) -> str:
+    kind = " (warm-up)" if number < options.warm_up else ""
+    return f"iteration {number + 1} of {options.warm_up + options.iterations}{kind}: {row['time/iteration']:.2f} s"
 
 
 def rows_of(folder: Path) -> Rows:
@@ -212,7 +217,8 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 60.0) -> None:
 
 
 def logs_of(folder: Path) -> list[Path]:
-    return sorted((folder / "runs").rglob("*.log"))
+    """The run's console, then the logs of its controller, ranks and engines."""
+    return [folder / CONSOLE, *sorted((folder / "runs").rglob("*.log"))]
 
 
 def keep_logs(folder: Path, target: Path) -> None:
@@ -222,8 +228,10 @@ def keep_logs(folder: Path, target: Path) -> None:
 
 
 def show_logs(folder: Path) -> None:
-    for log in logs_of(folder):
-        print(f"---- {log.name}", *log.read_text().splitlines()[-40:], sep="\n", file=sys.stderr)
+    """The whole console, and the end of every log."""
+    console, *logs = [(log.name, log.read_text(errors="replace").splitlines()) for log in logs_of(folder)]
+    for name, lines in (console, *((name, lines[-40:]) for name, lines in logs)):
+        print(f"---- {name}", *lines, sep="\n", file=sys.stderr)
 
 
 def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config: RunConfig) -> Result:

@@ -19,9 +19,19 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import Parser, check_gpus, check_writable, mistakes_in_a_line, positive, positives, share
+from configs.errors import UserError
+from pipeline.reshard.geometry import ModelGeometry
+from pipeline.reshard.shapes import SHAPES
+from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.fork_server import PRELOADED, start_method
 
 SHAPE_NAMES = {"7b": "qwen2-7b", "1.5b": "qwen2-1.5b", "tiny": "qwen2-tiny"}
+SHAPE_HELP = (
+    "sizes of the Qwen2 model, with random weights: 7.6 B or 1.5 B parameters, or tiny for a try-out "
+    "(default: %(default)s)"
+)
+PROGRAM = "python -m benchmarks.reshard"
 COLUMNS = (
     ("tp", "TP", "d"),
     ("sharding", "sharding", "s"),
@@ -40,7 +50,9 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    results = [measure(options, int(size)) for size in options.tp.split(",")]
+    with mistakes_in_a_line(PROGRAM):
+        check(options)
+        results = [measure(options, size) for size in options.tp]
     rows = with_ratios([row for result in results for row in result["rows"]])
     print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {results[0]['device']}, {versions()}")
     print(table(rows))
@@ -48,20 +60,69 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reshard", description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPE_NAMES, default="tiny")
-    parser.add_argument("--tp", default="1", help="generation TP sizes, by commas")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--engine", choices=("sglang", "memory"), default="memory")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--bucket-mib", type=int, default=512)
-    parser.add_argument("--launch-mib", type=int, default=None, help="of the gathers' launches, but for the first")
-    parser.add_argument("--memory-fraction", type=float, default=0.4, help="of a GPU, for the engine")
-    parser.add_argument("--update", action="store_true", help="time forward and backward for each sharding")
-    parser.add_argument("--no-baselines", action="store_true")
-    parser.add_argument("--output", default="reshard.json")
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
+    add(
+        "--tp",
+        type=positives,
+        default=(1,),
+        metavar="T[,T...]",
+        help="GPUs that an engine is cut over; several by commas, measured one after the other (default: 1)",
+    )
+    add("--device", choices=("cuda", "cpu"), default="cpu", help="cuda: a GPU for each rank (default: %(default)s)")
+    add(
+        "--engine",
+        choices=("sglang", "memory"),
+        default="memory",
+        help="sglang: real engines; memory: plain tensors of an engine's shapes (default: %(default)s)",
+    )
+    add("--ranks", type=positive, default=2, help="processes that hold the training shards (default: %(default)s)")
+    add("--repetitions", type=positive, default=5, help="of which the median is shown (default: %(default)s)")
+    add(
+        "--bucket-mib",
+        type=positive,
+        default=512,
+        help="bound of the transition's own memory on a rank, in MiB (default: %(default)s)",
+    )
+    add(
+        "--launch-mib",
+        type=positive,
+        default=None,
+        help="size of the gathers that are launched at once, but for the first, in MiB (default: the project's, 2048)",
+    )
+    add(
+        "--memory-fraction",
+        type=share,
+        default=0.4,
+        help="share of a GPU's memory for the SGLang engine (default: %(default)s)",
+    )
+    add("--update", action="store_true", help="times a forward and backward pass too (default: not)")
+    add("--no-baselines", action="store_true", help="leaves out the common ways and the bare all-gather (default: not)")
+    add("--output", default="reshard.json", metavar="FILE", help="the numbers as JSON (default: %(default)s)")
     return parser.parse_args(arguments)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what the ranks would fail over."""
+    check_writable(options.output, "--output")
+    if options.device == "cuda":
+        check_gpus(options.ranks, option=f"--device cuda --ranks {options.ranks}", remedy="--device cpu runs without")
+    for size in options.tp:
+        _check_tp(size, options)
+    if options.engine == "sglang" and (reason := sglang_unavailable_reason()):
+        raise UserError(f"--engine sglang: {reason}; --engine memory runs without")
+
+
+def _check_tp(size: int, options: argparse.Namespace) -> None:
+    if options.ranks % size:
+        raise UserError(f"--tp {size}: does not divide --ranks {options.ranks}; choose a divisor")
+    if options.engine == "sglang" and options.device == "cpu" and size > 1:
+        raise UserError(f"--tp {size}: SGLang runs on a CPU with --tp 1 only; --engine memory runs with any")
+    try:
+        SHAPES[SHAPE_NAMES[options.shape]].check_tensor_parallel(size)
+    except UserError as error:
+        raise UserError(str(error).replace("rollout.tensor_parallel_size=", "--tp ")) from error
 
 
 def measure(options: argparse.Namespace, tp_size: int) -> dict[str, Any]:
@@ -133,6 +194,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append([format(row[key], spec) if row.get(key) is not None else "-" for key, _, spec in COLUMNS])
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+
+
+def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
+    """Of `AutoConfig.for_model`, and of `actor.init`; without the number of positions."""
+    return {
+        "model_type": geometry.family,
+        "vocab_size": geometry.vocab_size,
+        "hidden_size": geometry.hidden_size,
+        "intermediate_size": geometry.intermediate_size,
+        "num_hidden_layers": geometry.num_layers,
+        "num_attention_heads": geometry.num_heads,
+        "num_key_value_heads": geometry.num_kv_heads,
+        "tie_word_embeddings": geometry.tied,
+    }
 
 
 def versions() -> str:

@@ -11,22 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from benchmarks.reshard import model_arguments
 from pipeline.reshard.geometry import ModelGeometry
 from workers.reshard.placements import shard_placement
-
-
-def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
-    """Of `AutoConfig.for_model`, and of `actor.init`; without the number of positions."""
-    return {
-        "model_type": geometry.family,
-        "vocab_size": geometry.vocab_size,
-        "hidden_size": geometry.hidden_size,
-        "intermediate_size": geometry.intermediate_size,
-        "num_hidden_layers": geometry.num_layers,
-        "num_attention_heads": geometry.num_heads,
-        "num_key_value_heads": geometry.num_kv_heads,
-        "tie_word_embeddings": geometry.tied,
-    }
 
 
 def hf_config(geometry: ModelGeometry) -> PretrainedConfig:

@@ -24,14 +24,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.command_line import Parser, check_writable, mistakes_in_a_line, positive
 from benchmarks.iteration import PEAK_FLOPS
-from benchmarks.reshard import SHAPE_NAMES, versions
-from benchmarks.reshard_model import model_arguments
+from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES, model_arguments, versions
 from configs.schema import RunConfig
 from pipeline.reshard.shapes import SHAPES, parameter_shapes
 from pipeline.rollouts import Rollouts, offsets_of
 from workers.role_model import RoleModel
 
+PROGRAM = "python -m benchmarks.update"
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": {},
     "compiled": {"compile": True},
@@ -42,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_writable(options.output, "--output")
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
     print(f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions()}")
@@ -59,19 +62,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.update", description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPE_NAMES, default="tiny")
-    parser.add_argument("--layers", type=int, default=None)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--new-tokens", type=int, default=512)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16384)
-    parser.add_argument("--chunk-tokens", type=int, default=4096)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--profile", action="store_true", help="print where the first variant's GPU time goes")
-    parser.add_argument("--output", default=None)
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
+    add("--layers", type=positive, default=None, help="how many of the shape's layers (default: all)")
+    add("--prompts", type=positive, default=8, help="prompts of the batch (default: %(default)s)")
+    add("--samples", type=positive, default=8, help="responses to each prompt (default: %(default)s)")
+    add("--prompt-tokens", type=positive, default=512, help="length of every prompt (default: %(default)s)")
+    add("--new-tokens", type=positive, default=512, help="length of every response (default: %(default)s)")
+    add(
+        "--micro-batch-tokens",
+        type=positive,
+        default=16384,
+        help="tokens that are computed in one pass, at most (default: %(default)s)",
+    )
+    add(
+        "--chunk-tokens",
+        type=positive,
+        default=4096,
+        help="tokens whose logits are computed at once (default: %(default)s)",
+    )
+    add("--repetitions", type=positive, default=3, help="of which the median is shown (default: %(default)s)")
+    add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="what is measured (default: all)")
+    add("--profile", action="store_true", help="prints where the first variant's GPU time goes (default: not)")
+    add("--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)")
     return parser.parse_args(arguments)
 
 

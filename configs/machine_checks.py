@@ -26,7 +26,7 @@ def machine_problems(config: RunConfig) -> Iterator[str]:
         return  # the workers are elsewhere
     ranks, device = config.resources.num_ranks, config.resources.device
     gpus = num_gpus()
-    if device == "cuda" and (reason := _no_gpu_reason(gpus)):
+    if device == "cuda" and (reason := no_gpu_reason(gpus)):
         yield f"resources.device: cuda, but {reason}; set it to auto or cpu"
     elif device != "cpu" and gpus and ranks > gpus:
         yield (
@@ -57,7 +57,7 @@ def is_on_cpu(config: RunConfig) -> bool:
     if config.resources.device == "cpu":
         return True
     here = config.resources.device == "auto" and config.cluster.scheduler is None
-    return here and _no_gpu_reason(num_gpus()) is not None
+    return here and no_gpu_reason(num_gpus()) is not None
 
 
 def num_cores() -> int:
@@ -82,7 +82,8 @@ def num_gpus(devices: Path = Path("/dev")) -> int | None:
     return None if any(any(devices.glob(name)) for name in DEVICE_FILES[1:]) else 0
 
 
-def _no_gpu_reason(gpus: int | None) -> str | None:
+def no_gpu_reason(gpus: int | None) -> str | None:
+    """Why torch sees none here, for a message; None where it may. gpus: as `num_gpus` gives."""
     if gpus == 0:
         hidden = " (CUDA_VISIBLE_DEVICES hides them)" if os.environ.get("CUDA_VISIBLE_DEVICES") is not None else ""
         return f"this machine has no GPU{hidden}"

@@ -21,13 +21,13 @@ from benchmarks.iteration import (
     Result,
     Rows,
     measured,
-    parse,
     report,
     rows_of,
     stage_times,
     summary,
     write_inputs,
 )
+from benchmarks.iteration_options import parse
 from benchmarks.reshard_model import hf_config
 from configs.loader import load_config
 from configs.schema import RunConfig

@@ -1,0 +1,115 @@
+"""The options of `benchmarks.iteration`, and what is wrong with them before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.command_line import Parser, check_gpus, check_writable, positive, whole
+from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES
+from configs.errors import UserError, refuse
+from configs.loader import load_config, stated
+from configs.schema import RunConfig
+from flows.preflight import check
+
+PROGRAM = "python -m benchmarks.iteration"
+OPTIONS = {
+    "resources.num_ranks": "--ranks",
+    "resources.device": "--gpus",
+    "rollout.engine": "--engine",
+    "rollout.tensor_parallel_size": "--tp",
+    "rollout.num_samples": "--samples",
+    "rollout.max_new_tokens": "--new-tokens",
+    "data.batch_size": "--prompts",
+    "data.max_prompt_tokens": "--prompt-tokens",
+    "training.max_tokens_per_micro_batch": "--micro-batch-tokens",
+}
+"""Which option writes a key of the configuration, which the user never sees."""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description="Whole GRPO iterations: times, tokens/s, MFU, idle GPUs.")
+    add = parser.add_argument
+    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
+    add("--gpus", type=whole, default=0, help="GPUs of this machine to use; 0: on the CPU (default: %(default)s)")
+    add("--ranks", type=positive, default=None, help="processes that hold the model (default: one a GPU; 1 on the CPU)")
+    add(
+        "--engine",
+        choices=("sglang", "torch"),
+        default="sglang",
+        help="what generates: SGLang, or torch in the rank's own process (default: %(default)s)",
+    )
+    add("--tp", type=positive, default=1, help="GPUs that an SGLang engine is cut over (default: %(default)s)")
+    add("--prompts", type=positive, default=32, help="prompts of an iteration (default: %(default)s)")
+    add("--samples", type=positive, default=8, help="responses to each prompt (default: %(default)s)")
+    add("--prompt-tokens", type=positive, default=512, help="length of every prompt (default: %(default)s)")
+    add("--new-tokens", type=positive, default=512, help="length of every response (default: %(default)s)")
+    add(
+        "--micro-batch-tokens",
+        type=positive,
+        default=16384,
+        help="tokens that a rank computes in one pass, at most (default: %(default)s)",
+    )
+    add("--reference", action="store_true", help="with a reference model and a KL term (default: without)")
+    add("--warm-up", type=whole, default=1, help="first iterations that are not counted (default: %(default)s)")
+    add(
+        "--iterations",
+        type=positive,
+        default=3,
+        help="measured ones, of which medians are shown (default: %(default)s)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other key of the configuration, as for hybridflow run; may be repeated",
+    )
+    add("--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)")
+    add("--logs", default=None, metavar="FOLDER", help="keeps the logs of the run's ranks and engines (default: none)")
+    return parser.parse_args(arguments)
+
+
+def check_machine(options: argparse.Namespace) -> None:
+    """Raises UserError for what can be said before the configuration is written."""
+    check_writable(options.output, "--output")
+    if options.tp > 1 and options.engine == "torch":
+        raise UserError(f"--tp {options.tp}: is of SGLang's engines; set --engine sglang, or leave --tp out")
+    if not options.gpus:
+        return
+    check_gpus(options.gpus, option=f"--gpus {options.gpus}", remedy="--gpus 0 runs on the CPU")
+    if find_spec("pynvml") is None:
+        raise UserError(
+            f"--gpus {options.gpus}: nvidia-ml-py, which tells how busy GPUs are, is not installed: "
+            "pip install nvidia-ml-py"
+        )
+
+
+def checked(path: Path, options: argparse.Namespace) -> RunConfig:
+    """The configuration that was written there, with `--set`. Raises UserError, in words of the options."""
+    with naming_options(path):
+        config = load_config(str(path), options.set)
+        check(config, source=str(path), stated=stated(str(path), options.set), trains=True)
+    return config
+
+
+@contextmanager
+def naming_options(path: Path) -> Iterator[None]:
+    """A UserError inside names the option in place of the file at `path` and its key; one of `--set` stays."""
+    try:
+        yield
+    except UserError as error:
+        refuse(as_options(line, path) for line in error.problems or (str(error),))
+
+
+def as_options(line: str, path: Path) -> str:
+    of_file = re.sub(rf"^{re.escape(str(path))}(:\d+)?: ", "", line)
+    if of_file == line:
+        return line
+    for key, option in OPTIONS.items():
+        of_file = of_file.replace(key, option)
+    return of_file

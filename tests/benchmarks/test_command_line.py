@@ -1,0 +1,89 @@
+"""Mistakes on a benchmark's command line, and what a run that fails leaves on the screen."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import iteration, reshard
+from benchmarks.iteration_options import parse
+from configs import machine_checks
+
+ITERATION, RESHARD = iteration.main, reshard.main
+
+
+@pytest.mark.parametrize(
+    ("main", "typed", "says"),
+    [
+        (
+            RESHARD,
+            "--device cuda",
+            "--device cuda --ranks 2: this machine has no GPU (CUDA_VISIBLE_DEVICES hides them); --device cpu",
+        ),
+        (RESHARD, "--tp a", "--tp: 'a' are not whole numbers"),
+        (RESHARD, "--tp 1,3", "--tp 3: does not divide --ranks 2"),
+        (RESHARD, "--tp 3 --ranks 3", "--tp 3 does not fit 4 attention heads"),
+        (RESHARD, "--ranks 0", "--ranks: '0' is not a whole number from 1 on"),
+        (RESHARD, "--memory-fraction 2", "--memory-fraction: '2' is not a number between 0 and 1"),
+        (RESHARD, "--output nowhere/reshard.json", "there is no folder nowhere"),
+        (
+            ITERATION,
+            "--gpus 2",
+            "--gpus 2: this machine has no GPU (CUDA_VISIBLE_DEVICES hides them); --gpus 0 runs on the CPU",
+        ),
+        (ITERATION, "--iterations 0", "--iterations: '0' is not a whole number from 1 on"),
+        (ITERATION, "--engine torch --tp 2", "--tp 2: is of SGLang's engines"),
+        (ITERATION, "--engine torch --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
+        (ITERATION, "--engine torch --samples 1", "--samples: 1, but the estimator group"),
+        (ITERATION, "--output .", "--output .: cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_option_and_exit_code_2(
+    main: Callable[[list[str]], None],
+    typed: str,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit) as ended:
+        main(typed.split())
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and says in error
+    assert error.count("\n") == 1 and "iteration.yaml" not in error
+
+
+def test_more_gpus_than_there_are_is_said_with_their_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.command_line.num_gpus", lambda: 2)
+    monkeypatch.setattr(machine_checks, "_torch_is_for_cpus", lambda: False)
+    with pytest.raises(SystemExit):
+        reshard.main(["--device", "cuda", "--ranks", "4"])
+    assert "--ranks 4: 4 GPUs are wanted and this machine has 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [ITERATION, RESHARD])
+def test_every_option_has_a_meaning_and_a_default(
+    main: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    _, *options = re.split(r"^  --", capsys.readouterr().out, flags=re.M)
+    assert len(options) > 10
+    for option in options:
+        assert option.startswith("set") or "(default:" in " ".join(option.split()), option
+
+
+def test_a_run_that_fails_shows_its_whole_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / iteration.CONSOLE).write_text("".join(f"line {number}\n" for number in range(100)))
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    process.wait()
+    with pytest.raises(SystemExit, match="exit code 3 after 0 iterations"):
+        iteration.awaited_rows(process, tmp_path, parse([]))
+    assert re.search(r"^line 0$.*^line 99$", capsys.readouterr().err, re.S | re.M)
