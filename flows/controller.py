@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from configs.schema import RunConfig
@@ -84,7 +85,8 @@ class Controller:
         """Take the stage's place in its pools' order, then run it as a Prefect task."""
         for pool in pools_of(self.config, spec.call):
             self.turns.enter(pool, (spec.key.iteration, spec.place))
-        outcome = await self.start(spec)
+        record = self._records[spec.key.iteration].get(spec.key.stage)
+        outcome = replace(await self.start(spec), stored_by=None if record is None else record.execution)
         self.outcomes[spec.key.iteration][spec.key.stage] = outcome
         return outcome
 

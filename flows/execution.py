@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,12 @@ from configs.schema import RunConfig
 from flows.checkpointing import Checkpointer
 from flows.committer import Committer
 from flows.controller import Controller, StopRequested
-from flows.iteration_report import IterationReporter, evaluation_metrics, iteration_metrics
+from flows.iteration_report import (
+    IterationReporter,
+    evaluation_metrics,
+    iteration_metrics,
+    new_evaluations,
+)
 from flows.live_view import LiveView
 from flows.progress_artifacts import ProgressArtifacts
 from flows.recovery import Recoveries
@@ -34,6 +40,7 @@ from pipeline.stages import RolloutsHandle, StageOutcome
 from pipeline.trace import TracedCall, calls_per_pool, roles_of, trace_async, trained_roles, updates_of_roles
 from pipeline.turns import PoolTurns
 from storage.checkpoints import BEST_METRIC, CheckpointStore
+from storage.evaluation_results import Evaluated
 from storage.executions import append_execution, next_execution, read_executions
 from storage.retention import RolloutRetention
 from storage.rollout_store import RolloutStore
@@ -60,6 +67,8 @@ class RunResult:
     metrics: dict[str, Any] = field(default_factory=dict)
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Rebuilds of the ranks on the way (flows.recovery.Recovery)."""
+    evaluated: frozenset[int] = frozenset()
+    """Steps of the evaluations that this execution made."""
 
 
 class RunExecution:
@@ -90,11 +99,13 @@ class RunExecution:
         read_executions(directory.path)  # a damaged line is said before ranks are built
         self.committer = Committer(RolloutStore(directory.rollouts))
         self.pools: dict[str, int] | None = None
+        self.first_execution = 0
         self.recorder = RunRecorder(directory.path, iterations_total=config.training.num_iterations)
         self.recoveries = Recoveries(view.note)
         self.done = 0
         self.last_metrics: dict[str, Any] = {}
         self.before_training: frozenset[str] = frozenset()
+        self.evaluated: set[int] = set()
         self.ended = asyncio.Event()
         self.result: RunResult | None = None
         self.error: Exception | None = None
@@ -140,8 +151,13 @@ class RunExecution:
                 await self.reporter.close()
             finally:
                 await ranks.close()
-        recoveries = self.recoveries.document()
-        return RunResult(status=status, iterations=self.done, metrics=self.last_metrics, recoveries=recoveries)
+        return RunResult(
+            status=status,
+            iterations=self.done,
+            metrics=self.last_metrics,
+            recoveries=self.recoveries.document(),
+            evaluated=frozenset(self.evaluated),
+        )
 
     def _watch(self, ranks: Ranks, *, num_stages: int) -> StageWatch:
         artifacts = ProgressArtifacts(self.config.name, run=self.name, stages=num_stages)
@@ -248,6 +264,7 @@ class RunExecution:
         )
         append_execution(path, execution)
         self.committer.execution, self.pools = execution.number, pools
+        self.first_execution = self.first_execution or execution.number
 
     def _say_where_it_goes_on(self) -> None:
         """Once, of a run that was started before; a recovery inside the execution has its own sentence."""
@@ -270,12 +287,21 @@ class RunExecution:
         metrics = iteration_metrics(outcomes, seconds=seconds, num_ranks=num_ranks)
         metrics |= evaluation_metrics(outcomes, iteration, before_training=self.before_training)
         self.last_metrics = metrics
-        self.reporter.publish(iteration, metrics, outcomes, committed=self.committer.mark())
+        evaluated = self._newly_evaluated(outcomes, iteration)
+        self.reporter.publish(iteration, metrics, outcomes, evaluated=evaluated, committed=self.committer.mark())
         every, last = self.config.checkpoint.every, iteration + 1 == self.config.training.num_iterations
         if controller.ranks.trained and ((iteration + 1) % every == 0 or last):
             await checkpoint_task(self, controller, iteration + 1)
         self.done = iteration + 1
         self.recorder.iteration_done(self.done)
+
+    def _newly_evaluated(self, outcomes: Mapping[str, StageOutcome], iteration: int) -> list[Evaluated]:
+        """What this execution has evaluated and not said yet: a recovery inside it goes through iterations again."""
+        since, before = self.first_execution, self.before_training
+        found = new_evaluations(outcomes, iteration, since=since, before_training=before)
+        found = [entry for entry in found if entry.step not in self.evaluated]
+        self.evaluated |= {entry.step for entry in found}
+        return found
 
     async def _outcomes(self, controller: Controller, iteration: int) -> dict[str, StageOutcome]:
         """Execute the iteration's stages; no call of a failed one is left running."""

@@ -19,12 +19,15 @@ DEADLINE_S = 5.0
 UNREADABLE = (401, 403, 404)
 
 
-def look_up(config: RunConfig) -> None:
+def look_up(config: RunConfig, *, before: RunConfig | None = None) -> None:
     """Raises UserError for an id that is neither cached nor on the hub. Where the hub cannot be reached and all is
     cached, processes that are started from here on use the cache alone (HF_HUB_OFFLINE): each of their requests
     would be repeated for a minute.
+
+    before: what a run has started with; its ids are not asked for.
     """
-    ids = [each for each in named_ids(config) if is_hub_id(each[1])]
+    known = frozenset(() if before is None else named_ids(before))
+    ids = [each for each in named_ids(config) if is_hub_id(each[1]) and each not in known]
     if not ids or config.cluster.scheduler is not None:  # models are loaded on other machines
         return
     unreachable = offline_variable()

@@ -17,7 +17,7 @@ from flows.sinks import MetricsSinks
 from pipeline.dropping import MARKERS, without_dropped
 from pipeline.rollout_gap import gap_warning
 from pipeline.stages import StageOutcome
-from storage.evaluation_results import BEFORE, EVAL, STEP, evaluations_of
+from storage.evaluation_results import BEFORE, EVAL, STEP, Evaluated, evaluations_of
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float, num_ranks: int) -> dict[str, Any]:
     """All stages' metrics, the time of each stage (s), its peak memory on each rank (GiB) and tokens/s.
 
-    tokens/s: prompt and response tokens of the batch over the iteration's time, as in the paper's section 8.
-    ended_at: seconds since 1970.
+    tokens/s: prompt and response tokens of the batch over the iteration's time, as in the paper's section 8; none where
+    stages came from the store, whose time is not in it. replayed: 1 where every stage had been committed before; then
+    the updates alone were computed, again. ended_at: seconds since 1970.
     """
     metrics: dict[str, Any] = {}
     for stage, outcome in outcomes.items():
@@ -41,7 +42,9 @@ def iteration_metrics(outcomes: Mapping[str, StageOutcome], *, seconds: float, n
     metrics["ended_at"] = time.time()
     metrics["num_ranks"] = num_ranks
     metrics["stages_from_store"] = sum(outcome.from_store for outcome in outcomes.values())
-    if metrics.get("tokens_total"):
+    if outcomes and all(outcome.stored_by is not None for outcome in outcomes.values()):
+        metrics["replayed"] = 1
+    if metrics.get("tokens_total") and not metrics["stages_from_store"]:
         metrics["tokens_per_second"] = metrics["tokens_total"] / seconds
     return metrics
 
@@ -64,6 +67,16 @@ def evaluation_metrics(
     return {STEP: iteration + 1, **{BEFORE + name.removeprefix(EVAL): value for name, value in first.items()}}
 
 
+def new_evaluations(
+    outcomes: Mapping[str, StageOutcome], iteration: int, *, since: int, before_training: Collection[str]
+) -> list[Evaluated]:
+    """Those that were made now, or committed by execution `since` or a later one."""
+    made = {stage: o for stage, o in outcomes.items() if o.stored_by is None or o.stored_by >= since}
+    metrics = {name: value for outcome in made.values() for name, value in outcome.metrics.items()}
+    own = evaluation_metrics(made, iteration, before_training=before_training)
+    return evaluations_of([{"iteration": iteration, **metrics, **own}])
+
+
 class IterationReporter:
     """Publishes behind the loop's back, one iteration at a time, in order."""
 
@@ -79,10 +92,14 @@ class IterationReporter:
         metrics: Mapping[str, Any],
         outcomes: Mapping[str, StageOutcome],
         *,
+        evaluated: Sequence[Evaluated],
         committed: asyncio.Task[None] | None,
     ) -> None:
-        """Report an iteration once its stages are committed and the one before is reported."""
-        said = [] if self._config.algorithm == "evaluate" else evaluations_of([{"iteration": iteration, **metrics}])
+        """Report an iteration once its stages are committed and the one before is reported.
+
+        evaluated: the evaluations that it made.
+        """
+        said = [] if self._config.algorithm == "evaluate" else evaluated
         for entry in (entry for entry in said if not entry.step):
             self._view.note(entry.sentence())
         self._view.iteration_finished(iteration, metrics)

@@ -107,7 +107,8 @@ class LiveView:
         self._progress.update(self._task, completed=self._done)
         if not self._says_iterations:
             return
-        line = f"iteration {iteration} ({self._done} of {self._total} done)  {headline(metrics)}".rstrip()
+        replayed = ", replayed" * bool(metrics.get("replayed"))
+        line = f"iteration {iteration} ({self._done} of {self._total} done{replayed})  {headline(metrics)}".rstrip()
         self._record(line)
         if not self._is_live:
             self._print_line(line)

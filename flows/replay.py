@@ -20,7 +20,15 @@ from flows.changes import changed, stated
 from flows.live_view import LiveView
 from flows.logs import controller_log
 from flows.preflight import check
-from flows.replay_plan import ReplayPlan, call_of, config_when, find_stage, replay_plan, stored_stages
+from flows.replay_plan import (
+    ReplayPlan,
+    call_of,
+    config_when,
+    executions_met,
+    find_stage,
+    replay_plan,
+    stored_stages,
+)
 from flows.replay_result import Replay
 from flows.replayer import Replayer
 from flows.run import ranks_needed
@@ -43,7 +51,10 @@ class Question:
 
     @property
     def num_workers(self) -> int:
-        return max(ranks_needed(self.before), ranks_needed(self.config))
+        """Of any leg, and of any stage whose columns may have to be computed again to see whether they were altered."""
+        configs = (self.before, self.config, *self.plan.settings.values())
+        others = () if self.overrides else executions_met(self.run, self.plan)
+        return max(*map(ranks_needed, configs), *(execution.num_ranks for execution in others))
 
 
 async def question(run: RunDirectory, *, iteration: int, stage: str, overrides: Sequence[str] = ()) -> Question:
@@ -73,7 +84,7 @@ async def answer(asked: Question, client: Client, folder: Path, *, view: LiveVie
     replayer = Replayer(run=asked.run, client=client, folder=folder, view=view, stop=stop)
     if asked.overrides:
         return await replayer.what_if(asked.plan, asked.before, asked.config, asked.overrides)
-    return await replayer.again(asked.plan, asked.config)
+    return await replayer.again(asked.plan)
 
 
 def replay(

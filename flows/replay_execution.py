@@ -141,10 +141,16 @@ class ReplayExecution(RunExecution):
     """One replay in a scratch directory. keeps: see ReplayController."""
 
     def __init__(
-        self, *, plan: ReplayPlan, config: RunConfig, keeps: frozenset[str] | None = None, **parts: Any
+        self,
+        *,
+        plan: ReplayPlan,
+        scratch: Scratch,
+        config: RunConfig,
+        keeps: frozenset[str] | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(config=quiet(config), **parts)
-        self.plan, self.keeps = plan, keeps
+        super().__init__(config=quiet(config), directory=scratch.directory, **parts)
+        self.plan, self.scratch, self.keeps = plan, scratch, keeps
         self.replaying: ReplayController
 
     def controller(self, **parts: Any) -> Controller:
@@ -180,7 +186,7 @@ class ReplayExecution(RunExecution):
             await self._outcomes(controller, iteration)
         self.done = end
         await controller.settle()
-        if end > self.plan.iteration and not controller.reached:
+        if self.plan.first <= self.plan.iteration < end and not controller.reached:
             raise UserError(f"--stage {self.plan.stage}: the algorithm does not call it under these settings")
 
     async def save(self) -> None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from configs.errors import UserError, suggestion
 from configs.schema import RunConfig
+from flows.replay_legs import Settings, is_update, same_history, settings_of
 from pipeline.calls import CALLS, ModelCall, history_read, roles_used
 from pipeline.trace import TracedCall, trained_roles, updates_of_roles
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.errors import StorageError
-from storage.executions import changes, config_of, read_executions
+from storage.executions import Execution, config_of, read_executions
 from storage.records import StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
@@ -23,7 +24,9 @@ class ReplayPlan:
 
     roles: whose models the ranks hold. trained: of the algorithm's. updated: those whose updates are replayed on
     the way. first: the iteration to begin with, after `checkpoint` (None: from the first weights, or none are
-    needed). updates_of_roles: how often an iteration updates each. notes: what the reader of the result has to know.
+    needed). updates_of_roles: how often an iteration updates each. settings: those of the iterations from `first` to
+    this one. doubts: why other bits than the stored ones would be no sign of a fault. notes: what the reader of the
+    result has to know.
     """
 
     iteration: int
@@ -36,6 +39,8 @@ class ReplayPlan:
     checkpoint: Checkpoint | None
     reads_history: bool
     updates_of_roles: Mapping[str, int]
+    settings: Mapping[int, RunConfig]
+    doubts: tuple[str, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -90,6 +95,7 @@ def replay_plan(
     notes: list[str] = []
     checkpoint = _checkpoint(run, iteration, trained, notes) if trained else None
     first = iteration if not trained else checkpoint.step if checkpoint is not None else 0
+    settings = settings_of(run, range(first, iteration), by=record.execution, config=config)
     plan = ReplayPlan(
         iteration=iteration,
         record=record,
@@ -101,7 +107,9 @@ def replay_plan(
         checkpoint=checkpoint,
         reads_history=history_read(call, config),
         updates_of_roles=updates_of_roles(list(calls)),
-        notes=(*notes, *_other_settings(run, range(first, iteration), record)),
+        settings={**settings.configs, iteration: config},
+        doubts=(*_other_checkpoint(run, checkpoint, record), *settings.doubts),
+        notes=tuple(notes),
     )
     _check_updates(run, plan)
     return plan
@@ -122,6 +130,37 @@ def _checkpoint(run: RunDirectory, step: int, roles: Collection[str], notes: lis
     return None
 
 
+def _other_checkpoint(run: RunDirectory, checkpoint: Checkpoint | None, record: StageRecord) -> list[str]:
+    """A sentence where the checkpoint is not of the run's history up to the stage."""
+    if checkpoint is None or same_history(run, range(checkpoint.step), made_by(checkpoint), record.execution):
+        return []
+    return [f"checkpoint {checkpoint.step} was made again under other settings since"]
+
+
+def made_by(checkpoint: Checkpoint) -> int:
+    """The number of the execution."""
+    return int(checkpoint.state.get("execution", 0))
+
+
+def executions_met(run: RunDirectory, plan: ReplayPlan) -> list[Execution]:
+    """Those that computed the iteration's stages, or began between it and the next checkpoint."""
+    records = RolloutStore(run.rollouts).stages(plan.iteration).values()
+    made = {record.execution for record in records}
+    steps = [c.step for c in CheckpointStore(run.checkpoints).committed() if c.step > plan.iteration]
+    passed = range(plan.iteration + 1, min(steps, default=0))
+    return [e for e in read_executions(run.path) if e.number in made or e.first_iteration in passed]
+
+
+def settings_to(run: RunDirectory, plan: ReplayPlan, checkpoint: Checkpoint, config: RunConfig) -> Settings:
+    """Settings of the updates between the stage, which had `config`, and a later checkpoint."""
+    maker, since = made_by(checkpoint), range(plan.iteration + 1, checkpoint.step)
+    later = settings_of(run, since, by=maker, config=config)
+    if same_history(run, range(plan.first, plan.iteration + 1), maker, plan.record.execution):
+        return later
+    other = f"checkpoint {checkpoint.step} comes of an update that ran under other settings"
+    return Settings(configs=later.configs, doubts=(other, *later.doubts))
+
+
 def _check_updates(run: RunDirectory, plan: ReplayPlan) -> None:
     store = RolloutStore(run.rollouts)
     for iteration in range(plan.first, plan.iteration):
@@ -133,12 +172,6 @@ def _check_updates(run: RunDirectory, plan: ReplayPlan) -> None:
                 f"--iteration {plan.iteration}: {since} before it (there are: {steps}), and iteration {iteration} "
                 f"does not store the update of {missing[0]} to get there from"
             )
-
-
-def is_update(record: StageRecord) -> bool:
-    """Whether the record is of a stage that changed weights; evaluations are logged in the same form."""
-    call = CALLS.get(record.stage.partition("#")[0])
-    return record.kind == "state" and call is not None and call.kind == "state"
 
 
 def next_checkpoint(run: RunDirectory, plan: ReplayPlan) -> tuple[Checkpoint | None, str]:
@@ -160,22 +193,3 @@ def next_checkpoint(run: RunDirectory, plan: ReplayPlan) -> tuple[Checkpoint | N
     except StorageError as error:
         return None, f"the weights cannot be compared with checkpoint {found.step}: {error}"
     return found, ""
-
-
-def _other_settings(run: RunDirectory, iterations: Collection[int], record: StageRecord) -> list[str]:
-    """A sentence for each execution whose updates are replayed under the settings of another one."""
-    store, configs = RolloutStore(run.rollouts), {e.number: e.config for e in read_executions(run.path)}
-    ran: dict[int, list[int]] = {}
-    for iteration in iterations:
-        for number in {r.execution for r in store.stages(iteration).values() if is_update(r)} - {record.execution}:
-            ran.setdefault(number, []).append(iteration)
-    sentences = []
-    for number, found in sorted(ran.items()):
-        if number in configs and record.execution in configs:
-            changed = changes(configs[number], configs[record.execution])
-            if what := ", ".join(f"{key}: {old}, now {new}" for key, (old, new) in list(changed.items())[:3]):
-                sentences.append(
-                    f"the updates of iterations {found[0]} to {found[-1]} ran under other settings ({what}), "
-                    "so that other bits are no sign of a fault"
-                )
-    return sentences

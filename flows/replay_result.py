@@ -37,7 +37,8 @@ class AlteredInput:
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     """What a replay found. what_if: the settings that were changed, if any. metrics: those that differ, or all
-    side by side under `what_if`. same: result and inputs are, bit for bit, what the run had."""
+    side by side under `what_if`. doubts: why the run may have had other settings or weights on the way to the stage
+    than the replay. same: result and inputs are, bit for bit, what the run had."""
 
     run: str
     iteration: int
@@ -52,6 +53,7 @@ class Replay:
     column_differences: tuple[ColumnDifference, ...]
     weights: Weights | None
     inputs: tuple[AlteredInput, ...] = ()
+    doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -64,6 +66,15 @@ class Replay:
     def same(self) -> bool:
         return self.same_result and not self.inputs
 
+    @property
+    def comparable(self) -> bool:
+        """Whether a difference would be a fault's; where nothing differs, nothing is in doubt."""
+        return self.same_result or not self.doubts
+
+    @property
+    def at_fault(self) -> bool:
+        return not self.what_if and bool(self.inputs or (self.comparable and not self.same_result))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite stay as they are."""
-        return {**asdict(self), "same_result": self.same_result, "same": self.same}
+        return {**asdict(self), "same_result": self.same_result, "same": self.same, "comparable": self.comparable}

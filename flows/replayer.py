@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from configs.errors import UserError
 from configs.machine_checks import is_on_cpu
 from configs.schema import RunConfig
 from flows.live_view import LiveView
-from flows.replay_execution import Place, ReplayExecution, Scratch, make_scratch, stored_target
-from flows.replay_plan import ReplayPlan, config_when, next_checkpoint, replay_plan, stored_stages
+from flows.replay_execution import Place, ReplayExecution, make_scratch, stored_target
+from flows.replay_legs import Settings, legs_of
+from flows.replay_plan import ReplayPlan, config_when, next_checkpoint, replay_plan, settings_to, stored_stages
 from flows.replay_result import AlteredInput, Replay, Weights
 from flows.run import ranks_needed
 from flows.signals import StopRequest
@@ -25,7 +27,7 @@ from pipeline.comparison import (
     differing_metrics,
     shared_metrics,
 )
-from pipeline.trace import trace_async
+from pipeline.trace import trace_async, updates_of_roles
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.mirror import AlteredColumn
 from storage.records import StageRecord
@@ -44,22 +46,20 @@ class Replayer:
     stop: StopRequest
     used: list[str] = field(default_factory=list)
 
-    def execution(
+    async def execution(
         self, plan: ReplayPlan, config: RunConfig, *, end: int, keeps: frozenset[str] | None = None
-    ) -> tuple[ReplayExecution, Scratch]:
+    ) -> ReplayExecution:
         """An execution in a scratch directory of its own, with the iterations before `end`."""
         self.used.append(plan.name)
-        scratch = make_scratch(self.run, plan, self.folder / str(len(self.used)), end=end)
-        execution = ReplayExecution(
-            plan=plan,
+        return ReplayExecution(
+            plan=replace(plan, updates_of_roles=updates_of_roles(await trace_async(config))),
+            scratch=make_scratch(self.run, plan, self.folder / str(len(self.used)), end=end),
             config=config,
             keeps=keeps,
-            directory=scratch.directory,
             client=self.client,
             view=self.view,
             stop=self.stop,
         )
-        return execution, scratch
 
     def compared(self, plan: ReplayPlan, execution: ReplayExecution) -> tuple[StageRecord, list[ColumnDifference]]:
         """The replayed stage's record, and where its columns are not the stored ones."""
@@ -73,26 +73,45 @@ class Replayer:
         theirs = stored.read(plan.iteration, names, row_set=row_set)
         return replayed, differing_columns(theirs, store.read(plan.iteration, names, row_set=row_set))
 
-    async def again(self, plan: ReplayPlan, config: RunConfig) -> Replay:
-        """The stage under the settings that it had."""
-        started, (target, problem) = time.perf_counter(), next_checkpoint(self.run, plan)
-        plan = replace(plan, notes=(*plan.notes, problem)) if problem else plan
-        end = plan.iteration + 1 if target is None else target.step
-        execution, scratch = self.execution(plan, config, end=end)
-        weights = None
-        async with execution.open():
-            await execution.go_on(plan.iteration + 1)
-            replayed, columns = self.compared(plan, execution)
-            metrics = differing_metrics(plan.record.metrics, replayed.metrics)
-            if target is not None and not metrics:
-                await execution.go_on(target.step)
-                weights = Weights(step=target.step, differing=await execution.compare(target.path))
-        found = self._replay(plan, config, replayed, tuple(metrics), columns, weights)
-        own = [a.column for a in scratch.altered if (a.iteration, a.stage) == (plan.iteration, plan.stage)]
+    async def again(self, plan: ReplayPlan) -> Replay:
+        """The stage under the settings that it had, those of the updates on the way included."""
+        started, config = time.perf_counter(), plan.settings[plan.iteration]
+        target, problem = next_checkpoint(self.run, plan)
+        later = Settings(configs={}) if target is None else settings_to(self.run, plan, target, config)
+        if later.doubts:
+            target, problem = None, f"weights not comparable: {'; '.join(later.doubts)}"
+        walked = await self._walk(plan, target, later.configs if target is not None else {})
+        found = self._replay(plan, config, walked.replayed, walked.metrics, walked.columns, walked.weights)
+        found = replace(found, notes=(*found.notes, problem)) if problem else found
+        own = [a.column for a in walked.altered if (a.iteration, a.stage) == (plan.iteration, plan.stage)]
         if own:
-            found = replace(found, notes=(*found.notes, f"altered since their commit: {', '.join(own)} of {plan.name}"))
-        inputs = await self._inputs(plan, found, scratch, execution.replaying.read)
+            note = f"altered since their commit: {', '.join(own)} of {plan.name}"
+            found = replace(found, notes=(*found.notes, note), doubts=())
+        inputs = await self._inputs(plan, found, walked)
         return replace(found, inputs=inputs, seconds=time.perf_counter() - started)
+
+    async def _walk(self, plan: ReplayPlan, target: Checkpoint | None, later: Mapping[int, RunConfig]) -> Walked:
+        """Each leg on ranks of its own settings, up to the stage, and on to `target` while nothing differs.
+
+        later: settings of the iterations between the stage and `target`.
+        """
+        walked, moved = Walked(), plan
+        legs = legs_of({**plan.settings, **later}, target=plan.iteration)
+        for leg in legs:
+            execution = await self.execution(moved, leg.config, end=leg.end)
+            async with walked.noting(execution), execution.open():
+                if leg.first <= plan.iteration < leg.end:
+                    await execution.go_on(plan.iteration + 1)
+                    walked.replayed, walked.columns = self.compared(plan, execution)
+                    walked.metrics = differing_metrics(plan.record.metrics, walked.replayed.metrics)
+                    if target is None or walked.metrics:
+                        break
+                await execution.go_on(leg.end)
+                if leg is not legs[-1]:
+                    moved = await handed_on(execution, moved)
+                elif target is not None:
+                    walked.weights = Weights(step=target.step, differing=await execution.compare(target.path))
+        return walked
 
     async def what_if(self, plan: ReplayPlan, before: RunConfig, config: RunConfig, overrides: Sequence[str]) -> Replay:
         """The stage under other settings, on the weights that the run had."""
@@ -100,32 +119,31 @@ class Replayer:
         keeps = frozenset({"kl_coef"} if before.kl == config.kl else ()) | (
             {"cost_multiplier"} if before.safety == config.safety else set()
         )
-        if plan.first < plan.iteration:
-            plan = replace(plan, checkpoint=await self._weights_before(plan, before), first=plan.iteration)
-        execution, _ = self.execution(plan, config, end=plan.iteration + 1, keeps=keeps)
+        plan = await self._weights_before(plan)
+        execution = await self.execution(plan, config, end=plan.iteration + 1, keeps=keeps)
         async with execution.open():
             await execution.go_on(plan.iteration + 1)
         replayed, columns = self.compared(plan, execution)
-        metrics = tuple(shared_metrics(plan.record.metrics, replayed.metrics))
+        metrics = shared_metrics(plan.record.metrics, replayed.metrics)
         found = self._replay(plan, config, replayed, metrics, columns, None)
         return replace(found, what_if=tuple(overrides), seconds=time.perf_counter() - started)
 
-    async def _weights_before(self, plan: ReplayPlan, config: RunConfig) -> Checkpoint:
-        """A checkpoint of the iteration's beginning, made by replaying the updates since the last one."""
-        execution, _ = self.execution(plan, config, end=plan.iteration)
-        async with execution.open():
-            await execution.go_on(plan.iteration)
-            await execution.save()
-        made = CheckpointStore(execution.directory.checkpoints).latest()
-        assert made is not None and made.step == plan.iteration
-        return made
+    async def _weights_before(self, plan: ReplayPlan) -> ReplayPlan:
+        """The plan from a checkpoint of the iteration's beginning on, made by replaying the updates since the last."""
+        settings = {i: config for i, config in plan.settings.items() if i < plan.iteration}
+        for leg in legs_of(settings, target=plan.iteration):
+            execution = await self.execution(plan, leg.config, end=leg.end)
+            async with execution.open():
+                await execution.go_on(leg.end)
+                plan = await handed_on(execution, plan)
+        return plan
 
     def _replay(
         self,
         plan: ReplayPlan,
         config: RunConfig,
         replayed: StageRecord,
-        metrics: tuple[MetricDifference, ...],
+        metrics: Sequence[MetricDifference],
         columns: Sequence[ColumnDifference],
         weights: Weights | None,
     ) -> Replay:
@@ -142,23 +160,22 @@ class Replayer:
             num_ranks=ranks_needed(config),
             columns=plan.record.columns,
             num_metrics=len(shared_metrics(plan.record.metrics, replayed.metrics)),
-            metrics=metrics,
+            metrics=tuple(metrics),
             column_differences=tuple(columns),
             weights=weights,
+            doubts=plan.doubts,
             notes=tuple(notes),
         )
 
-    async def _inputs(
-        self, plan: ReplayPlan, found: Replay, scratch: Scratch, read: set[Place]
-    ) -> tuple[AlteredInput, ...]:
+    async def _inputs(self, plan: ReplayPlan, found: Replay, walked: Walked) -> tuple[AlteredInput, ...]:
         """Which of the columns that were read are altered: by their checksums; where none is and the result is
-        another one all the same, by computing them again."""
-        altered = [a for a in scratch.altered if (a.iteration, a.row_set, a.column) in read]
+        another one all the same, by computing them again, unless that has another reason."""
+        altered = [a for a in walked.altered if (a.iteration, a.row_set, a.column) in walked.read]
         if altered:
             return tuple([entry for a in _by_stage(altered) for entry in await self._producer(a, committed=False)])
-        if found.same_result:
+        if not found.comparable or found.same_result:
             return ()
-        suspects = _by_stage(_read_columns(self.run, plan, read))
+        suspects = _by_stage(_read_columns(self.run, plan, walked.read))
         entries = [entry for a in suspects for entry in await self._producer(a, committed=True)]
         return tuple(entry for entry in entries if entry.difference is not None)
 
@@ -169,11 +186,10 @@ class Replayer:
             record = stored_stages(self.run, first.iteration)[first.stage]
             config = config_when(self.run, record)
             plan = replay_plan(self.run, first.iteration, record, config, await trace_async(config))
-            execution, _ = self.execution(plan, config, end=plan.iteration + 1)
-            async with execution.open():
-                await execution.go_on(plan.iteration + 1)
-            by_name = {difference.column: difference for difference in self.compared(plan, execution)[1]}
+            by_name = {difference.column: difference for difference in (await self._walk(plan, None, {})).columns}
             reason = "" if by_name else "it is what its stage computes: a checksum alone was changed"
+            if by_name and plan.doubts:
+                by_name, reason = {}, f"weights not comparable: {'; '.join(plan.doubts)}"
         except UserError as error:
             by_name, reason = {}, f"{first.stage} cannot be computed again: {error}"
         shape = [name for name in ("rows", "length") if name in by_name]
@@ -189,6 +205,33 @@ class Replayer:
             )
             for a in columns
         ]
+
+
+@dataclass(kw_only=True)
+class Walked:
+    """What the legs of one replay gave; what they have read, and which stored columns are not what was committed."""
+
+    replayed: StageRecord = field(default_factory=lambda: StageRecord(stage="", kind=""))
+    columns: Sequence[ColumnDifference] = ()
+    metrics: Sequence[MetricDifference] = ()
+    weights: Weights | None = None
+    read: set[Place] = field(default_factory=set)
+    altered: list[AlteredColumn] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def noting(self, execution: ReplayExecution) -> AsyncIterator[None]:
+        """While a leg is executed."""
+        yield
+        self.read |= execution.replaying.read
+        self.altered += execution.scratch.altered
+
+
+async def handed_on(execution: ReplayExecution, plan: ReplayPlan) -> ReplayPlan:
+    """The plan from where the ranks of an open execution are: from a checkpoint in its scratch directory."""
+    await execution.save()
+    made = CheckpointStore(execution.directory.checkpoints).latest()
+    assert made is not None and made.step == execution.done
+    return replace(plan, checkpoint=made, first=made.step)
 
 
 def _by_stage(columns: Sequence[AlteredColumn]) -> list[list[AlteredColumn]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from configs.errors import UserError
 from configs.schema import RunConfig
 from flows.changes import changed, stated, where_it_is
+from flows.hub_lookup import look_up
 from flows.preflight import check
 from storage.checkpoints import CheckpointStore
 from storage.run_directory import RunDirectory
@@ -22,7 +23,10 @@ def config_to_resume(directory: RunDirectory, overrides: Sequence[str]) -> RunCo
     if step >= asked and not overrides:
         return None
     refuse_running(directory.path)
-    check(config, source=file, stated=stated(before, overrides, file=file))
+    told = stated(before, overrides, file=file)
+    check(config, source=file, stated=told)
+    with told.locating(file=file):
+        look_up(config, before=before)
     if step > asked and asked != before.training.num_iterations:
         raise UserError(f"--set training.num_iterations={asked}: {step} iterations are done; set more to go on")
     return None if step >= asked else config

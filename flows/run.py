@@ -12,6 +12,7 @@ from typing import Any
 from distributed import Client
 
 from configs.errors import UserError
+from configs.overrides import shown_override
 from configs.schema import RunConfig
 from flows.execution import RunExecution
 from flows.live_view import LiveView
@@ -48,7 +49,7 @@ class RunSummary:
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Rebuilds of the ranks on the way: cause, checkpoint, stages and iterations repeated, seconds."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """The run's first and last evaluation: step, and each data set's estimates."""
+    """The run's first and last evaluation, where this execution made them: step, and each data set's estimates."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,7 +113,7 @@ class Session:
             iterations=result.iterations,
             metrics=result.metrics,
             recoveries=result.recoveries,
-            evaluations=_evaluations(directory),
+            evaluations=[e for e in _evaluations(directory) if e["step"] in result.evaluated],
         )
 
 
@@ -183,8 +184,9 @@ def _evaluations(directory: RunDirectory) -> list[dict[str, Any]]:
     return [entry.to_json() for entry in first_and_last(evaluations_of(read_metrics(directory.metrics)))]
 
 
-def finished(directory: RunDirectory) -> RunSummary:
-    """The summary of a run with which nothing is left to do."""
+def finished(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunSummary:
+    """The summary of a run with which nothing is left to do; nothing of the overrides, if any, had an effect."""
+    without = f"--set {', '.join(map(shown_override, overrides))} had no effect: " if overrides else ""
     metrics = read_metrics(directory.metrics)[-1:]
     newest = CheckpointStore(directory.checkpoints).latest()
     return RunSummary(
@@ -193,7 +195,7 @@ def finished(directory: RunDirectory) -> RunSummary:
         iterations=newest.step if newest is not None else 0,
         metrics=metrics[0] if metrics else {},
         evaluations=_evaluations(directory),
-        note="nothing was left to do; --set training.num_iterations=N with a larger N goes on",
+        note=f"{without}nothing was left to do; --set training.num_iterations=N with a larger N goes on",
     )
 
 
@@ -201,7 +203,7 @@ def resume(run_dir: Location, overrides: Sequence[str] = (), *, quiet: bool = Fa
     """Go on with a run; one that is finished is said to be, and nothing starts. Raises UserError for no run."""
     directory = RunDirectory.open(run_dir)
     config = config_to_resume(directory, overrides)
-    return finished(directory) if config is None else go_on(directory, config, quiet=quiet)
+    return finished(directory, overrides) if config is None else go_on(directory, config, quiet=quiet)
 
 
 def go_on(directory: RunDirectory, config: RunConfig, *, quiet: bool = False) -> RunSummary:

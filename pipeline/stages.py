@@ -67,7 +67,8 @@ class StageSpec:
 class StageOutcome:
     """What a stage gave: where its columns are, and its metrics.
 
-    from_store: the stage had been committed before and was not computed again.
+    from_store: the stage had been committed before and was not computed again. stored_by: the execution that had
+    committed it before (0: not known); None: none had.
     """
 
     num_rows: int
@@ -75,6 +76,7 @@ class StageOutcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     from_store: bool = False
+    stored_by: int | None = None
     peak_gib: Mapping[int, float] = field(default_factory=dict)
     """By global rank: most memory held in the stage."""
     spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)

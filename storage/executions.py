@@ -6,7 +6,7 @@ how many ranks, whatever a resume has changed since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,18 @@ def config_of(run_dir: Location, number: int) -> RunConfig | None:
         return from_tree(dict(found.config), place)
     except ConfigError as error:
         raise StorageError(f"the configuration of execution {number} cannot be used: {error}") from error
+
+
+def execution_of(executions: Sequence[Execution], iteration: int, *, by: int) -> Execution | None:
+    """Whose update of this iteration the weights hold that execution `by` had after it; None: it is not kept.
+
+    An execution runs, again or first, all updates from its `first_iteration` on; those before are in the checkpoint
+    from which it went on, and came from the newest earlier execution that began at the iteration or before it.
+    """
+    if by not in {execution.number for execution in executions}:
+        return None
+    found = [e for e in executions if e.number <= by and e.first_iteration <= iteration]
+    return max(found, key=lambda e: e.number, default=None)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

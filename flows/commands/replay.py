@@ -23,7 +23,8 @@ TENSORS_SHOWN = 8
 def replay(
     name_or_path: str, runs: str, *, iteration: int, stage: str, overrides: Sequence[str], quiet: bool
 ) -> Answer:
-    """Exit code 1 where the result or an input is not what the run had; with `--set` that is no question."""
+    """Exit code 1 where the result or an input is not what the run had; with `--set`, or where the run may have had
+    other settings on the way there, that is no question."""
     run = named_run(name_or_path, runs, ROLLOUTS)
     from flows.controller import StopRequested
     from flows.replay import replay as replay_stage
@@ -40,13 +41,14 @@ def answer_of(found: Replay) -> Answer:
     return Answer(
         document=finite(found.to_json()),
         show=lambda console: _show(console, found),
-        exit_code=OK if found.same or found.what_if else FAILED,
+        exit_code=FAILED if found.at_fault else OK,
     )
 
 
 def _show(console: Console, found: Replay) -> None:
     lines = [f"{found.stage}[{found.iteration}]: {_verdict(found)}", _origin(found)]
-    for line in (*lines, *found.notes):
+    doubts = () if found.same_result else found.doubts
+    for line in (*lines, *(f"weights not comparable: {doubt}" for doubt in doubts), *found.notes):
         console.print(line, markup=False, soft_wrap=True)
     if found.metrics:
         rows = [(m.name, _exact(m.stored), _exact(m.replayed), _gap(m.stored, m.replayed)) for m in found.metrics]
@@ -66,6 +68,8 @@ def _verdict(found: Replay) -> str:
         return f"the same, bit for bit ({_compared(found)})"
     if found.same_result:
         return f"the result is the same ({_compared(found)}), but what it reads was altered"
+    if not found.comparable:
+        return "not comparable" + (": what it reads was altered, too" if found.inputs else "")
     return "not the same" + (": what it reads was altered" if found.inputs else "")
 
 

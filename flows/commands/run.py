@@ -61,7 +61,7 @@ def resume(name_or_path: str, overrides: Sequence[str], runs: Location | str, *,
         fork_server.start(config)
     from flows.run import finished, go_on
 
-    return _summary(finished(directory) if config is None else go_on(directory, config, quiet=quiet))
+    return _summary(finished(directory, overrides) if config is None else go_on(directory, config, quiet=quiet))
 
 
 def quickstart(output: Path, *, quiet: bool) -> Answer:

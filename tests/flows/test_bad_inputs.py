@@ -104,17 +104,20 @@ def test_an_export_to_a_place_that_cannot_be_made_is_one_line(tmp_path: Path, ca
     complaint(capsys, "checkpoints", "export", str(run.path), "/proc/nothing/here")
 
 
-def test_a_finished_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_says_so_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
     summary = resume(run.path, ["training.num_iterations=2"])
     assert (summary.status, summary.iterations) == ("completed", 2)
-    assert "nothing was left to do" in summary.note
+    assert summary.note.startswith("--set training.num_iterations=2 had no effect: nothing was left to do")
     assert sorted(path for path in tmp_path.rglob("*")) == before
     for override, told in (("training.num_iterations=1", "2 iterations are done"), ("data.train=null", "data.train"),
                            ("resources.min_ranks=9", "more than resources.num_ranks")):  # fmt: skip
         with pytest.raises(UserError, match=told):
             resume(run.path, ["training.num_iterations=2", override])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"^--set actor.path=other/x: actor.path: there is no folder other/x here"):
+        resume(run.path, ["actor.path=other/x"])
 
 
 def test_a_run_of_whose_folders_some_are_gone_is_shown(tmp_path: Path, capsys: Capture) -> None:

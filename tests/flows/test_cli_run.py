@@ -38,10 +38,16 @@ def write_grpo(folder: Path) -> Path:
         "name": "cli",
         "algorithm": "grpo",
         "actor": {"path": str(tiny_model_dir(folder / "model", "llama"))},
-        "data": {"train": {"path": "rows.jsonl"}, "answer_column": "answer", "batch_size": 2},
+        "data": {
+            "train": {"path": "rows.jsonl"},
+            "answer_column": "answer",
+            "batch_size": 2,
+            "validation": {"path": "rows.jsonl"},
+        },
         "rollout": {"num_samples": 2, "max_new_tokens": 6},
         "rewards": {"functions": [{"path": "length"}]},
         "training": {"num_iterations": MANY},
+        "evaluation": {"every": MANY, "num_samples": 1},
         "checkpoint": {"every": 2},
     }
     path = folder / "grpo.yaml"
@@ -81,12 +87,14 @@ def test_a_run_is_stopped_gone_on_with_and_exported(
     stopped = json.loads(process.communicate(timeout=120)[0])
     assert process.returncode == 130
     assert (stopped["status"], Path(stopped["run_dir"])) == ("stopped", run)
+    assert [entry["step"] for entry in stopped["evaluations"]] == [0]
 
     monkeypatch.chdir(tmp_path)
     before = document_of(capsys, "rollouts", "show", "latest", "--iteration", "0")
     total = max(RolloutStore(run / "rollouts").iterations()) + 2
     resumed = document_of(capsys, "resume", "latest", "--set", f"training.num_iterations={total}")
     assert (resumed["status"], Path(resumed["run_dir"])) == ("completed", run)
+    assert [entry["step"] for entry in resumed["evaluations"]] == [total], "the first one was made before"
     listed = document_of(capsys, "rollouts", "ls", "latest")["iterations"]
     assert [entry["iteration"] for entry in listed] == list(range(total))
     assert document_of(capsys, "rollouts", "show", "latest", "--iteration", "0") == before

@@ -45,12 +45,14 @@ def test_without_a_terminal_each_iteration_is_one_line_on_stderr(capsys: pytest.
         view.iteration_finished(0, METRICS)
         view.note("[bold]a note[/bold]")
         view.iteration_finished(1, {})
+        view.iteration_finished(2, {"kl": 0.5, "replayed": 1})
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "iteration 0 (1 of 3 done)  reward 0.512  KL 0.01  length 24  tokens/s 18,300  s 2.5",
         "[bold]a note[/bold]",
         "iteration 1 (2 of 3 done)",
+        "iteration 2 (3 of 3 done, replayed)  KL 0.5",
     ]
 
 

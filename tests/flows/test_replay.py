@@ -21,7 +21,10 @@ from flows.commands.replay import answer_of
 from flows.live_view import LiveView
 from flows.replay import answer, question
 from flows.replay_result import Replay
+from flows.resume_config import config_to_resume
 from flows.run import Session, session
+from storage.checkpoints import CheckpointStore
+from storage.executions import FILE
 from storage.iteration_group import load_group, save_group
 from storage.mirror import stored_iteration
 from storage.rollout_store import RolloutStore
@@ -37,6 +40,13 @@ LAST = 1
 SAMPLE, TOKEN = 3, 5
 FORGED = 9
 LR = "actor.optimizer.lr=0.01"
+OTHER_SETTINGS = (
+    f"training.num_iterations={LAST + 2}",
+    "actor.optimizer.lr=0.002",
+    "checkpoint.keep_last=1",
+    "resources.num_ranks=1",
+)
+AFTER_A_RESUME = ((0, "update_actor"), (LAST + 1, "update_actor"), (LAST + 1, "generate_sequences"))
 
 
 @dataclass
@@ -51,6 +61,10 @@ class Done:
     what_if: Replay | None = None
     altered: Replay | None = None
     forged: Replay | None = None
+    resumed: dict[tuple[int, str], Replay] = field(default_factory=dict)
+    """Of the run after it went on for another iteration, under other settings and on one rank."""
+    unknown: Replay | None = None
+    """As `resumed`, where nothing says any more under which settings the first iterations ran."""
 
 
 def tree_hash(folder: Path) -> str:
@@ -78,6 +92,11 @@ def done(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> Do
             found = Done(run=run, before=tree_hash(run.path))
             await replays(found, folder, asker(opened, folder))
             found.after = tree_hash(run.path)
+            resumed = copy_of(run, folder / "resumed")
+            config_then = config_to_resume(resumed, OTHER_SETTINGS)
+            assert config_then is not None
+            await opened.resume(resumed, config_then)
+            await replays_after_a_resume(found, resumed, folder, asker(opened, folder / "resumed"))
             return found
 
     return asyncio.run(everything())
@@ -107,6 +126,18 @@ async def replays(found: Done, folder: Path, ask: Callable[..., Awaitable[Replay
     edit(forged, "token_ids", SAMPLE, TOKEN)
     with_new_checksum(forged, "actor.generate_sequences")
     found.forged = await ask(forged, LAST, "reference.compute_log_prob")
+
+
+async def replays_after_a_resume(
+    found: Done, run: RunDirectory, folder: Path, ask: Callable[..., Awaitable[Replay]]
+) -> None:
+    assert [c.step for c in CheckpointStore(run.checkpoints).committed()] == [LAST + 2], "the one before is pruned"
+    for iteration, stage in AFTER_A_RESUME:
+        found.resumed[iteration, stage] = await ask(run, iteration, stage)
+    without = copy_of(run, folder / "unknown")
+    executions = without.path / FILE
+    executions.write_text("".join(executions.read_text().splitlines(keepends=True)[1:]))
+    found.unknown = await ask(without, LAST + 1, "update_actor")
 
 
 def copy_of(run: RunDirectory, parent: Path) -> RunDirectory:
@@ -195,6 +226,27 @@ def test_what_if_says_the_metrics_side_by_side(done: Done) -> None:
     assert all(stored == replayed for stored, replayed in first_step.values())
     assert metrics["actor/loss"][0] != metrics["actor/loss"][1], "the second mini-batch sees what the first one did"
     assert answer_of(found).exit_code == 0
+
+
+@pytest.mark.parametrize("at", AFTER_A_RESUME)
+def test_each_update_is_replayed_under_the_settings_under_which_it_ran(at: tuple[int, str], done: Done) -> None:
+    found = done.resumed[at]
+    assert found.same and not found.doubts and (found.from_step, found.num_ranks) == (0, 2 if at[0] == 0 else 1)
+    if at[1] == "update_actor":
+        assert found.weights is not None and found.weights.step == LAST + 2
+
+
+def test_unknown_settings_are_no_fault_of_what_is_stored(done: Done) -> None:
+    found = done.unknown
+    assert found is not None and not found.same_result and not found.inputs
+    console = Console(width=200, record=True, file=io.StringIO())
+    said = answer_of(found)
+    said.show(console)
+    text = console.export_text()
+    assert said.exit_code == 0 and "altered" not in text
+    assert f"update_actor[{LAST + 1}]: not comparable" in text
+    why = "the updates of iterations 0 to 1 ran under settings that executions.jsonl does not have"
+    assert f"weights not comparable: {why}" in text
 
 
 def replayed(run: RunDirectory, *args: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -196,6 +196,7 @@ def test_placements_generated_nothing(finished: dict[str, RunSummary]) -> None:
     for name in PLACEMENTS:
         row = read_metrics(RunDirectory.open(finished[name].run_dir).metrics)[0]
         assert row["stages_from_store"] == 6, "only the two updates run"
+        assert row["replayed"] == 1 and "tokens_per_second" not in row
 
 
 async def test_prefect_shows_every_model_call_by_its_name(finished: dict[str, RunSummary]) -> None:
