@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import load_config, presets
+from configs.model_files import SMOLLM2_FOLDER
 from configs.schema import RunConfig
 from flows.preflight import check
 from flows.run import Session, session
@@ -28,7 +29,6 @@ from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.models import tiny_model_dir
-from workers.smollm2 import FOLDER
 
 NUM_ITERATIONS = 2
 SMALL = (
@@ -125,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["HYBRIDFLOW_CACHE"] = str(folder / "cache")
-        shutil.copytree(tiny_model_dir(folder, "llama"), folder / "cache" / FOLDER)
+        shutil.copytree(tiny_model_dir(folder, "llama"), folder / "cache" / SMOLLM2_FOLDER)
         print("| preset | algorithm | status, iterations | stages | updates, largest gradient | s |")
         print("|---|---|---|---|---|---|")
         results = asyncio.run(train_all(args.presets or shipped(), folder))

@@ -27,6 +27,7 @@ from configs.evaluation import (
 )
 from configs.hub_checks import hub_problems, hub_warnings
 from configs.init_checks import init_problems
+from configs.loader import presets
 from configs.machine_checks import machine_problems, machine_warnings
 from configs.model_checks import model_file_problems
 from configs.objective_checks import ESTIMATORS, POLICY_LOSSES, objective_problems
@@ -50,6 +51,8 @@ BUILT_IN_REWARDS = (
 )  # fmt: skip
 WANT_ANSWERS = {"exact_match": "", "math_verify": "", "code": "", "contains": "text", "json_schema": "schema"}
 """Built-in rewards that compare with the answer, but for those that an option (its name) relieves of it."""
+QUICKSTART_DATA = "quickstart/data/"
+"""Where the quickstart's presets say that their data is."""
 MAX_NAME = 100
 
 Check = Callable[[RunConfig], Iterator[str]]
@@ -61,11 +64,23 @@ def check_config(config: RunConfig, *, source: str = "", stated: Stated | None =
     source: the file that the message names first; empty: none. stated: how the configuration was put together, to
     name the override that a problem came with instead. trains: an algorithm that does not is a problem.
     """
+    refuse(_quickstart_by_itself(config, source), source=source)
     check = partial(config_problems, beside=folder_of(source), trains=trains)
     if stated is None:
         refuse(check(config), source=source)
     else:
         refuse(stated.placed(check(config), check, file=source))
+
+
+def _quickstart_by_itself(config: RunConfig, source: str) -> Iterator[str]:
+    """The quickstart's presets name files and runs that only it makes."""
+    train = config.data.train
+    is_unchanged = train is not None and train.path.startswith(QUICKSTART_DATA) and not is_there(train.path)
+    if source.startswith("quickstart_") and source in presets() and is_unchanged:
+        yield (
+            "is a part of `hybridflow quickstart`, which writes its data and makes its three runs one "
+            "after the other; type that"
+        )
 
 
 def config_problems(config: RunConfig, *, beside: Path | None = None, trains: bool = False) -> Iterator[str]:
@@ -306,7 +321,8 @@ def _data_files(config: RunConfig) -> Iterator[str]:
             yield from source_problems(f"data.{split}", dataset)
     yield from data_problems(config.data, "train", kind)
     for name in held_out(config):
-        or_else = f", name rows for {config.algorithm}, or {without_held_out(config, name)}"
+        without = without_held_out(config, name)
+        or_else = f", or name held-out rows with the columns that {config.algorithm} reads, or do without: {without}"
         for problem in data_problems(with_held_out(config, name).data, "validation", kind, or_else=or_else):
             yield problem.replace("data.validation", held_out_key(name), 1)
 

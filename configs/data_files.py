@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,9 +79,10 @@ def data_problems(
     for key, column in needed.items():
         if column not in columns:
             found = ", ".join(columns) or "none"
-            problems.append(
-                f"{place}: {dataset.path} has no column {column!r} (columns: {found}); set data.{key}{or_else}"
-            )
+            remedy = f"set data.{key}{or_else}"
+            if close := get_close_matches(column, columns, n=1):
+                remedy = f"did you mean {close[0]!r}? set data.{key}"
+            problems.append(f"{place}: {dataset.path} has no column {column!r} (columns: {found}); {remedy}")
         else:
             problems += _type_problems(dataset, place, key, column, columns[column])
     yield from problems

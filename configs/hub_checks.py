@@ -13,8 +13,8 @@ from pathlib import Path
 
 from configs.checkpoint_paths import CHECKPOINT
 from configs.errors import shown
-from configs.model_files import GGUF
-from configs.path_checks import SMOLLM2, looks_local, models_of
+from configs.model_files import GGUF, SMOLLM2
+from configs.path_checks import looks_local, models_of
 from configs.paths import is_folder, is_there, user_path
 from configs.schema import RunConfig
 

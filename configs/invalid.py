@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 
 from configs.errors import shown, suggestion
@@ -22,6 +24,26 @@ if TYPE_CHECKING:
 OFF = ("0", "0.0", "-1", "false", "no", "none", "off", "never")
 """What people write to turn something off."""
 
+PLAIN = re.compile(r"[A-Za-z_./~][\w./~:+-]*")
+"""Text that YAML reads without quotes, but for words such as `true`."""
+NEEDED = {
+    "model_type": "should be a section, a mapping of keys",
+    "dict_type": "should be a mapping of keys",
+    "tuple_type": "should be a list",
+    "list_type": "should be a list",
+    "string_type": "should be text",
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_parsing_size": "should be a whole number of less than 19 digits",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "finite_number": "should be a finite number",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+}
+"""By pydantic's names of errors."""
+
 
 def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
     """`place: a.b: value: problem; remedy`."""
@@ -34,15 +56,50 @@ def describe(error: ErrorDetails, place_of: Callable[[KeyPath], str]) -> str:
         return f"{head}: missing; give it a value"
     if error["type"] == "literal_error":
         return f"{head}: {shown(value)} is not offered; {_closest_value(value, error)}"
-    if error["type"] == "model_type":
-        return f"{head}: {shown(value)} is not valid: should be a section, a mapping of keys"
-    if error["type"] == "dict_type":
-        elsewhere = f"; a directory or a hub id is {'.'.join((*path[:-1], 'path'))}" if path[-1:] == ("init",) else ""
-        return f"{head}: {shown(value)} is not valid: should be a mapping of keys{elsewhere}"
+    if value is None:
+        return f"{head}: no value was given (nothing, or null); give one, or leave the key out"
     if error["type"] == "string_type" and isinstance(value, int | float):
         return f"{head}: {shown(value)} is not text; quote it"
-    problem = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    problem = _plainly(error) + _written_so(error["type"], path, value)
     return f"{head}: {shown(value)} is not valid: {problem}{_null_means(path, value)}"
+
+
+def _plainly(error: ErrorDetails) -> str:
+    """What is needed there, in words of the file and not of the validation."""
+    return NEEDED.get(error["type"]) or error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _written_so(kind: str, path: KeyPath, value: object) -> str:
+    """How a value of the wrong shape is written, where that is known and short."""
+    if path[-1:] == ("init",):
+        return f"; a directory or a hub id is {'.'.join((*path[:-1], 'path'))}"
+    section, is_list = section_at(path), kind in ("tuple_type", "list_type")
+    if kind != "model_type" and not (is_list and _takes_any_number(path)):
+        return ""
+    named = section is not None and "path" in section.model_fields and isinstance(value, str)
+    entry = {"path": value} if named else value
+    if section is not None and not isinstance(entry, dict):
+        return ""
+    text = _flow(entry)
+    text = f"[{text}]" if is_list else text
+    return f"; write {text}" if len(text) <= 100 else ""
+
+
+def _flow(value: object) -> str:
+    """The value as YAML on one line, without quotes where it needs none."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(item)}' for key, item in value.items())}}}"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, default=str)
+
+
+def _takes_any_number(path: KeyPath) -> bool:
+    section = section_at(path[:-1])
+    field = section.model_fields.get(path[-1]) if section is not None else None
+    return field is not None and any(
+        Ellipsis in get_args(kind) for kind in (field.annotation, *get_args(field.annotation))
+    )
 
 
 def _null_means(path: KeyPath, value: object) -> str:

@@ -11,7 +11,7 @@ from configs.checkpoint_paths import CHECKPOINT
 from configs.errors import shown
 from configs.model_files import ModelFileError, check_weights, model_folder, read_json
 from configs.schema import ModelConfig, RunConfig
-from configs.transformers_source import model_types
+from configs.transformers_source import default_positions, model_types
 
 CAUSAL_ROLES = ("actor", "reference")
 SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")
@@ -70,9 +70,11 @@ def _folder(role: str, model: ModelConfig, config: RunConfig) -> Path | None:
 
 
 def _settings(model: ModelConfig, folder: Path | None) -> dict[str, Any] | None:
-    """`init`, else the config.json; a multimodal model's text part."""
+    """`init` over its type's default number of positions, else the config.json; a multimodal model's text part."""
     if model.init is not None:
-        return dict(model.init)
+        kind = model.init.get("model_type")
+        default = {"max_position_embeddings": default_positions(kind)} if isinstance(kind, str) else {}
+        return {**default, **model.init}
     if folder is None:
         return None
     settings = read_json(folder / "config.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from configs.paths import is_folder, is_there, user_path
 from configs.schema import ModelConfig
 
 GGUF = "gguf:"
+SMOLLM2 = "smollm2"
+"""The one built-in model name; its weights come with a package."""
+SMOLLM2_FOLDER = "smollm2-135m"
+"""Where they are once they were used, below the cache directory."""
 MAX_HEADER_BYTES = 100 << 20
 """Of a safetensors file; its format's own limit."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -23,8 +28,14 @@ class ModelFileError(Exception):
     """What is wrong with a model's file: the file, the problem and the remedy."""
 
 
+def cache_directory() -> Path:
+    """$HYBRIDFLOW_CACHE, else ~/.cache/hybridflow."""
+    return Path(os.environ.get("HYBRIDFLOW_CACHE") or Path.home() / ".cache" / "hybridflow")
+
+
 def model_folder(model: ModelConfig, output: str, roles: tuple[str, ...]) -> Path | None:
-    """The local folder with the config.json of `model.path`; None for a hub id, a GGUF file or a built-in name.
+    """The local folder with the config.json of `model.path`; None for a hub id, a GGUF file or a built-in name that was
+    not used yet.
 
     roles: which role of a checkpoint to take where the path names none.
     """
@@ -32,7 +43,7 @@ def model_folder(model: ModelConfig, output: str, roles: tuple[str, ...]) -> Pat
         return None
     if model.path.startswith(CHECKPOINT):
         return _checkpoint_folder(parse_checkpoint(model.path), output, roles)
-    folder = user_path(model.path)
+    folder = cache_directory() / SMOLLM2_FOLDER if model.path == SMOLLM2 else user_path(model.path)
     return folder if is_folder(folder) and is_there(folder / "config.json") else None
 
 

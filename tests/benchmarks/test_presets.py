@@ -10,16 +10,16 @@ import pytest
 from benchmarks.presets import shipped, small
 from configs.checks import check_config
 from configs.loader import load_config, presets
+from configs.model_files import SMOLLM2_FOLDER
 from pipeline.algorithms import ALGORITHMS
 from pipeline.trace import trace
 from tests.models import tiny_model_dir
-from workers.smollm2 import FOLDER
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HYBRIDFLOW_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(tiny_model_dir(tmp_path, "llama"), tmp_path / "cache" / FOLDER)
+    shutil.copytree(tiny_model_dir(tmp_path, "llama"), tmp_path / "cache" / SMOLLM2_FOLDER)
     return tmp_path
 
 

@@ -16,7 +16,7 @@ from configs.errors import ConfigError
 from configs.loader import load_config
 from configs.schema import RunConfig
 from configs.sglang_needs import install_command
-from tests.configs.trees import write_good
+from tests.configs.trees import write_good, write_rows
 from tests.processes import timed
 
 
@@ -48,12 +48,20 @@ WRONG_VALUES = [
     ),
     mistake("loss.dual_clip=off", line=("loss.dual_clip", "'off'", "--set loss.dual_clip=null")),
     mistake("actor.optimizer.lr=-1", line=("actor.optimizer.lr", "-1", "greater than 0")),
-    mistake("actor.optimizer.lr=fast", line=("actor.optimizer.lr", "'fast'", "valid number")),
+    mistake("actor.optimizer.lr=fast", line=("actor.optimizer.lr", "'fast'", "should be a number")),
     mistake("actor.optimizer.lr=.nan", line=("actor.optimizer.lr", "nan", "finite")),
     mistake("actor.optimizer.betas=[0.9]", line=("actor.optimizer.betas.1", "missing", "give it a value")),
     mistake("rollout.top_p=0", line=("rollout.top_p", "0", "greater than 0")),
+    mistake("rewards.functions=rewards.py:correct", line=("should be a list", "write [{path: rewards.py:correct}]")),
+    mistake("rewards.functions={path: a}", line=("should be a list", "write [{path: a}]")),
+    mistake('rewards.functions="@a: {"', line=("should be a list", 'write [{path: "@a: {"}]')),
+    mistake("data.train=rows.jsonl", line=("should be a section", "write {path: rows.jsonl}")),
+    mistake("rollout.stop_token_ids=5", line=("should be a list", "write [5]")),
+    mistake("training.num_iterations=x", line=("'x'", "should be a whole number")),
+    mistake("deterministic=5", line=("5", "should be true or false")),
+    mistake("kl.coef=", line=("--set kl.coef=", "no value was given", "leave the key out")),
     mistake("rollout=3", line=("rollout", "3", "a section")),
-    mistake("seed=1.5", line=("seed", "1.5", "valid integer")),
+    mistake("seed=1.5", line=("seed", "1.5", "should be a whole number")),
     *(
         mistake(f"name={name}", line=("name", repr(name), "means something else in commands"))
         for name in ("latest", "-x", "a@3", "checkpoint:x")
@@ -226,8 +234,23 @@ IMPOSSIBLE = [
     ),
     mistake("data.messages_column=prompt", line=("data.train.path", "'prompt'", "data.prompt_column")),
     mistake("data.answer_column=solution", line=("data.train.path", "'solution'", "answer", "data.answer_column")),
+    mistake(
+        "data.answer_column=anwser", line=("data.train.path", "'anwser'", "did you mean 'answer'?", "answer_column")
+    ),
     mistake("data.validation.path=gone.parquet", line=("data.validation.path", "gone.parquet", "no such file")),
 ]
+
+
+@pytest.mark.parametrize("name", ["quickstart_sft", "quickstart_reward", "quickstart_ppo"])
+def test_a_part_of_the_quickstart_by_itself_leads_to_the_command_that_writes_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{name}: .*`hybridflow quickstart`, which writes its data"):
+        check_config(load_config(name), source=name)
+    elsewhere = load_config(name, [f"data.train.path={write_rows(tmp_path)}"])
+    with pytest.raises(ConfigError, match="quickstart/data/tokenizer|quickstart-sft"):
+        check_config(elsewhere, source=name)
 
 
 def error_line(path: Path, overrides: tuple[str, ...]) -> str:
@@ -425,7 +448,7 @@ def test_each_algorithm_asks_for_its_own_columns(tmp_path: Path, algorithm: str,
     rows.write_text('{"prompt": "1+1="}\n', encoding="utf-8")
     assert repr(column) in error_line(good, (*overrides, f"data.train.path={rows}"))
     held_out = (*overrides, f"data.validation={{path: {rows}}}")
-    assert f"for {algorithm}, or --set data.validation=null" in error_line(good, held_out)
+    assert f"that {algorithm} reads, or do without: --set data.validation=null" in error_line(good, held_out)
     every = error_line(good, (*held_out, "evaluation.every=5"))
     assert "--set data.validation=null --set evaluation.every=null" in every
     named = error_line(good, (*overrides, f"evaluation.datasets={{easy: {{path: {rows}}}}}"))

@@ -81,6 +81,12 @@ def test_a_classifier_is_no_actor_and_a_language_model_no_reward_model(tmp_path:
     )
 
 
+def test_a_model_from_scratch_that_names_no_positions_has_its_types(tmp_path: Path) -> None:
+    init = {"init": {"model_type": "llama", "vocab_size": 128}}
+    assert problems(tmp_path, actor=init, rollout={"max_new_tokens": 2047}) == []
+    assert "actor model's 2048 positions" in only_problem(tmp_path, actor=init, rollout={"max_new_tokens": 2048})
+
+
 def test_an_own_algorithm_says_by_its_trace_which_heads_may_be_new(tmp_path: Path) -> None:
     tree = good_tree(tmp_path) | {"reward": {"path": write_model(tmp_path / "c")}}
     config = RunConfig.model_validate(tree)

@@ -290,5 +290,7 @@ def test_a_prompt_that_does_not_fit_the_actor_is_named_with_its_line(tmp_path: P
     check_prompts(source, positions=None, vocabulary=128, max_new_tokens=10**6)
     with pytest.raises(UserError, match=r"p\.jsonl: line 3: 8 prompt tokens .* 5 exceed the actor's 12 .* to 7"):
         check_prompts(source, positions=12, vocabulary=128, max_new_tokens=5)
+    with pytest.raises(UserError, match=r"lower rollout\.max_new_tokens$"):
+        check_prompts(source, positions=12, vocabulary=128, max_new_tokens=12)
     with pytest.raises(UserError, match=r"p\.jsonl: line 4: token id 98 is outside .* 98 ids"):
         check_prompts(source, positions=12, vocabulary=98, max_new_tokens=4)

@@ -9,6 +9,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.loader import load_config
+from configs.model_files import SMOLLM2_FOLDER
 from workers import smollm2
 from workers.data_source import PromptSource
 
@@ -30,9 +31,9 @@ def test_other_paths_are_left_alone() -> None:
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HYBRIDFLOW_CACHE", str(tmp_path))
-    (tmp_path / smollm2.FOLDER).mkdir()
-    (tmp_path / smollm2.FOLDER / "config.json").write_text("{}")
-    assert smollm2.resolve_model_path("smollm2") == str(tmp_path / smollm2.FOLDER)
+    (tmp_path / SMOLLM2_FOLDER).mkdir()
+    (tmp_path / SMOLLM2_FOLDER / "config.json").write_text("{}")
+    assert smollm2.resolve_model_path("smollm2") == str(tmp_path / SMOLLM2_FOLDER)
 
 
 def test_a_failed_conversion_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
