@@ -43,8 +43,8 @@ def diff(
     """
     run = named_run(name_or_path, runs, ROLLOUTS)
     of_second = named_run(other, runs, ROLLOUTS) if other else run
-    chosen = first is None or second is None
-    if chosen:
+    open_ends = [option for option, given in (("--first", first), ("--second", second)) if given is None]
+    if open_ends:
         first, second = _chosen_pair(run, of_second, first, second, prompt_id)
     before, after = _load(run, str(first), "--first"), _load(of_second, str(second), "--second")
     shared = np.intersect1d(before.sample("prompt_id"), after.sample("prompt_id"))
@@ -55,15 +55,19 @@ def diff(
     prompts = [_compare(before, after, int(prompt), texts=prompt_id is not None) for prompt in shared]
     prompts.sort(key=lambda prompt: prompt["change"]["reward"] or 0.0)
     document = {
+        "first_run": str(run.path),
+        "second_run": str(of_second.path),
         "first": before.iteration,
         "second": after.iteration,
-        "chosen": chosen,
+        "chosen": bool(open_ends),
         "overall": {"first": _means(before), "second": _means(after)},
         "only_first": len(np.setdiff1d(before.sample("prompt_id"), after.sample("prompt_id"))),
         "only_second": len(np.setdiff1d(after.sample("prompt_id"), before.sample("prompt_id"))),
         "prompts": prompts,
     }
-    return Answer(document=finite(document), show=lambda console: _show(console, document, prompt_id is not None))
+    return Answer(
+        document=finite(document), show=lambda console: _show(console, document, open_ends, texts=prompt_id is not None)
+    )
 
 
 def _chosen_pair(
@@ -131,8 +135,19 @@ def _mean(values: Array) -> float | None:
     return mean if np.isfinite(mean) else None
 
 
-def _show(console: Console, document: dict[str, Any], texts: bool) -> None:
+def _names(document: dict[str, Any]) -> tuple[str, str]:
+    """What is compared, for a heading: iterations, with their runs where these are two."""
     first, second = f"iteration {document['first']}", f"iteration {document['second']}"
+    runs = document["first_run"], document["second_run"]
+    if runs[0] == runs[1]:
+        return first, second
+    names = runs[0].rpartition("/")[2], runs[1].rpartition("/")[2]
+    of_first, of_second = runs if names[0] == names[1] else names
+    return f"{first} of {of_first}", f"{second} of {of_second}"
+
+
+def _show(console: Console, document: dict[str, Any], open_ends: list[str], *, texts: bool) -> None:
+    first, second = _names(document)
     if texts:
         prompt = document["prompts"][0]
         console.print(printable(f"prompt {prompt['prompt_id']}: {prompt['prompt_text']}"), markup=False)
@@ -141,32 +156,45 @@ def _show(console: Console, document: dict[str, Any], texts: bool) -> None:
         columns = [side + [""] * (length - len(side)) for side in sides]
         print_table(console, (first, second), list(zip(*columns, strict=True)))
         return
-    _show_overall(console, document, first, second)
+    _show_overall(console, document, open_ends)
     if document["prompts"]:
-        _show_prompts(console, document, first, second)
+        _show_prompts(console, document)
 
 
-def _show_overall(console: Console, document: dict[str, Any], first: str, second: str) -> None:
+def _show_overall(console: Console, document: dict[str, Any], open_ends: list[str]) -> None:
+    first, second = _names(document)
     changes = [
         f"mean {name} {number(document['overall']['first'][name])} -> {number(document['overall']['second'][name])}"
         for name in COMPARED
     ]
     console.print(f"{first} -> {second}, all samples: {', '.join(changes)}", markup=False)
     if not document["prompts"]:
-        console.print(
+        console.print(_nothing_shared(document, open_ends), markup=False)
+    elif open_ends:
+        last = "lie furthest apart" if document["first_run"] == document["second_run"] else "are the latest"
+        others = f"{' and '.join(open_ends)} {'choose others' if len(open_ends) > 1 else 'chooses another'}"
+        console.print(f"(chosen since they share the most prompts and {last} of those that do; {others})", markup=False)
+
+
+def _nothing_shared(document: dict[str, Any], open_ends: list[str]) -> str:
+    """Why no prompt is in both, and what to try; open_ends: options that the user left to be chosen."""
+    if document["first_run"] != document["second_run"]:
+        text = "no prompt is in both iterations"
+    else:
+        text = (
             "no prompt is in both: as long as a run has not taken every row of its data, none comes twice; "
-            f"--other RUN compares with another run, --first and --second others than the {LOOKED_AT} at each end",
-            markup=False,
+            "--other RUN compares with another run"
         )
-    elif document["chosen"]:
-        console.print(
-            "(chosen since they share the most prompts, and lie furthest apart of those that do; --first and --second "
-            "choose others)",
-            markup=False,
-        )
+    if not open_ends:
+        return text
+    return (
+        f"{text}; looked at were the first {LOOKED_AT} and the last {LOOKED_AT} iterations: "
+        f"{' and '.join(open_ends)} can name any other"
+    )
 
 
-def _show_prompts(console: Console, document: dict[str, Any], first: str, second: str) -> None:
+def _show_prompts(console: Console, document: dict[str, Any]) -> None:
+    first, second = _names(document)
     rows = [
         (
             str(prompt["prompt_id"]),
@@ -179,11 +207,11 @@ def _show_prompts(console: Console, document: dict[str, Any], first: str, second
     ]
     header = (
         "prompt_id",
-        f"reward, {first}",
-        f"reward, {second}",
+        _title("reward", first),
+        _title("reward", second),
         "change",
-        "length, first",
-        "length, second",
+        _title("length", first),
+        _title("length", second),
         "prompt",
     )
     print_table(console, header, rows, num_right=6)
@@ -192,6 +220,11 @@ def _show_prompts(console: Console, document: dict[str, Any], first: str, second
         f"{document['only_second']} only in {second}",
         markup=False,
     )
+
+
+def _title(column: str, name: str) -> str:
+    """Of a column, in lines: a run's name is long."""
+    return "\n".join((column, *name.split(" of ", 1)))
 
 
 def _cell(row: dict[str, Any]) -> str:

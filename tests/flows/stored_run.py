@@ -17,13 +17,17 @@ PROMPT_LENGTHS = [3, 3, 2, 2]
 RESPONSE_LENGTHS = [2, 4, 0, 3]
 
 
-def stored_run(folder: Path, *, iterations: int = 2) -> RunDirectory:
-    """Two prompts of two samples each, one empty, one with a control character in its text."""
+def stored_run(folder: Path, *, iterations: int = 2, new_prompts: bool = False) -> RunDirectory:
+    """Two prompts of two samples each, one empty, one with a control character in its text.
+
+    new_prompts: others in every iteration.
+    """
     config = load_config(str(write_good(folder)), [])
     run = RunDirectory.create(config, folder / "runs")
     store = RolloutStore(run.rollouts)
     for iteration in range(iterations):
-        for stage, part, new_rows in (("actor.generate_sequences", generated(iteration), True),
+        rows = generated(iteration, 10 * iteration * new_prompts)
+        for stage, part, new_rows in (("actor.generate_sequences", rows, True),
                                       ("reward.compute_reward", rewards(iteration), False)):  # fmt: skip
             manifest = store.write(iteration, stage, part, new_rows=new_rows, attempt="a")
             store.commit(iteration, manifest, kind="column", arguments={}, metrics={})
@@ -34,7 +38,7 @@ def stored_run(folder: Path, *, iterations: int = 2) -> RunDirectory:
     return run
 
 
-def generated(iteration: int) -> Rollouts:
+def generated(iteration: int, more: int = 0) -> Rollouts:
     lengths = np.add(PROMPT_LENGTHS, RESPONSE_LENGTHS)
     offsets = offsets_of(lengths)
     num_tokens = int(offsets[-1])
@@ -45,7 +49,7 @@ def generated(iteration: int) -> Rollouts:
             "rollout_log_probs": -np.arange(num_tokens, dtype=np.float32) / 8,
         },
         sample_columns={
-            "prompt_id": np.array([7, 7, 9, 9], np.int64),
+            "prompt_id": np.array([7, 7, 9, 9], np.int64) + more,
             "group": np.array([0, 0, 1, 1], np.int32),
             "sample": np.array([0, 1, 0, 1], np.int32),
             "prompt_length": np.array(PROMPT_LENGTHS, np.int32),

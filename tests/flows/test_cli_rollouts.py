@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 
@@ -77,6 +78,37 @@ def test_diff_compares_the_same_prompts(run: RunDirectory, capsys: Capture) -> N
     assert "2 prompts in both" in printed and "chosen since they share the most prompts" in printed
     apart = document_of(capsys, "rollouts", "diff", str(run.path), "--first", "2")
     assert (apart["first"], apart["second"], len(apart["prompts"])) == (2, 2, 2), "no later one: with itself"
+
+
+def test_a_diff_of_two_runs_says_which_is_which(
+    run: RunDirectory, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    other = shutil.copytree(run.path, tmp_path / "second")
+    names = f"iteration 2 of {run.path.name}", "iteration 2 of second"
+    assert main(["rollouts", "diff", str(run.path), "--other", str(other)]) == 0
+    heading, *_, counts = capsys.readouterr().out.strip().splitlines()
+    assert heading.startswith(" -> ".join(names)) and counts.endswith(f"0 only in {names[0]}, 0 only in {names[1]}")
+    assert main(["rollouts", "diff", str(run.path), "--other", str(other), "--prompt-id", "7"]) == 0
+    assert all(name in capsys.readouterr().out.splitlines()[2] for name in names[1:])
+    document = document_of(capsys, "rollouts", "diff", str(run.path), "--other", str(other))
+    assert (document["first_run"], document["second_run"]) == (str(run.path), str(other))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], "iterations: --first and --second can name any other"),
+        (["--first", "0"], "iterations: --second can name any other"),
+        (["--first", "0", "--second", "1"], "--other RUN compares with another run"),
+    ],
+)
+def test_a_diff_without_common_prompts_names_the_options_that_are_still_open(
+    given: list[str], says: str, tmp_path: Path, capsys: Capture
+) -> None:
+    apart = stored_run(tmp_path, new_prompts=True)
+    assert main(["rollouts", "diff", str(apart.path), *given]) == 0
+    assert " ".join(capsys.readouterr().out.split()).endswith(says)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
