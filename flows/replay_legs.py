@@ -16,13 +16,14 @@ from configs.loader import from_tree
 from configs.schema import RunConfig
 from flows.preflight import check
 from pipeline.calls import CALLS
-from storage.executions import FILE, execution_of, read_executions
+from storage.executions import FILE, Execution, execution_of, read_executions
 from storage.records import StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
 BESIDE = ("output", "logging", "storage", "checkpoint", "cluster", "deployment")
 """Sections that no update depends on."""
+UNKNOWN = f"ran under settings that {FILE} does not have"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,6 @@ def settings_of(run: RunDirectory, iterations: range, *, by: int, config: RunCon
     config: that execution's, in place of one that is not known or cannot be used here.
     """
     executions, store = read_executions(run.path), RolloutStore(run.rollouts)
-    if not executions:
-        return Settings(configs=dict.fromkeys(iterations, config))
     trees = {e.number: e.config for e in executions}
     usable = cache(lambda number: _usable(run, trees[number], config))
     configs: dict[int, RunConfig] = {}
@@ -58,13 +57,18 @@ def settings_of(run: RunDirectory, iterations: range, *, by: int, config: RunCon
         ran = execution_of(executions, iteration, by=by)
         logged = {r.execution for r in store.stages(iteration).values() if is_update(r)}
         configs[iteration], doubt = (config, "") if ran is None else usable(ran.number)
-        if ran is None or logged - trees.keys():
-            doubt = f"ran under settings that {FILE} does not have"
-        elif again := [n for n in sorted(logged) if not _alike(trees[n], ran.config)]:
+        if any(is_unknown(number, executions) for number in logged):
+            doubt = UNKNOWN
+        elif again := [n for n in sorted(logged) if ran is not None and not _alike(trees[n], ran.config)]:
             doubt = f"are stored as execution {again[0]} ran them again, under other settings"
         if doubt:
             doubts.setdefault(doubt, []).append(iteration)
     return Settings(configs=configs, doubts=tuple(f"{_updates(found)} {doubt}" for doubt, found in doubts.items()))
+
+
+def is_unknown(number: int, executions: Sequence[Execution]) -> bool:
+    """Whether an execution's line is not there. A run of a program that kept none has no number either."""
+    return number not in {e.number for e in executions} and bool(number or executions)
 
 
 def same_history(run: RunDirectory, iterations: range, one: int, other: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from configs.errors import UserError, suggestion
 from configs.schema import RunConfig
-from flows.replay_legs import Settings, is_update, same_history, settings_of
+from flows.replay_legs import UNKNOWN, Settings, is_unknown, is_update, same_history, settings_of
 from pipeline.calls import CALLS, ModelCall, history_read, roles_used
 from pipeline.trace import TracedCall, trained_roles, updates_of_roles
 from storage.checkpoints import Checkpoint, CheckpointStore
@@ -108,7 +108,11 @@ def replay_plan(
         reads_history=history_read(call, config),
         updates_of_roles=updates_of_roles(list(calls)),
         settings={**settings.configs, iteration: config},
-        doubts=(*_other_checkpoint(run, checkpoint, record), *settings.doubts),
+        doubts=(
+            *_unknown_settings(run, iteration, record),
+            *_other_checkpoint(run, checkpoint, record),
+            *settings.doubts,
+        ),
         notes=tuple(notes),
     )
     _check_updates(run, plan)
@@ -128,6 +132,12 @@ def _checkpoint(run: RunDirectory, step: int, roles: Collection[str], notes: lis
             continue
         return checkpoint
     return None
+
+
+def _unknown_settings(run: RunDirectory, iteration: int, record: StageRecord) -> list[str]:
+    """A sentence where `config_when` is not what the stage had."""
+    unknown = is_unknown(record.execution, read_executions(run.path))
+    return [f"{record.stage}[{iteration}] {UNKNOWN}"] if unknown else []
 
 
 def _other_checkpoint(run: RunDirectory, checkpoint: Checkpoint | None, record: StageRecord) -> list[str]:

@@ -189,7 +189,7 @@ class Replayer:
             by_name = {difference.column: difference for difference in (await self._walk(plan, None, {})).columns}
             reason = "" if by_name else "it is what its stage computes: a checksum alone was changed"
             if by_name and plan.doubts:
-                by_name, reason = {}, f"weights not comparable: {'; '.join(plan.doubts)}"
+                by_name, reason = {}, f"not comparable: {'; '.join(plan.doubts)}"
         except UserError as error:
             by_name, reason = {}, f"{first.stage} cannot be computed again: {error}"
         shape = [name for name in ("rows", "length") if name in by_name]

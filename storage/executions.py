@@ -86,13 +86,11 @@ def config_of(run_dir: Location, number: int) -> RunConfig | None:
 
 
 def execution_of(executions: Sequence[Execution], iteration: int, *, by: int) -> Execution | None:
-    """Whose update of this iteration the weights hold that execution `by` had after it; None: it is not kept.
+    """Whose update of this iteration the weights hold that execution `by` had after it; None: no line is left.
 
     An execution runs, again or first, all updates from its `first_iteration` on; those before are in the checkpoint
     from which it went on, and came from the newest earlier execution that began at the iteration or before it.
     """
-    if by not in {execution.number for execution in executions}:
-        return None
     found = [e for e in executions if e.number <= by and e.first_iteration <= iteration]
     return max(found, key=lambda e: e.number, default=None)
 

@@ -47,8 +47,7 @@ def answer_of(found: Replay) -> Answer:
 
 def _show(console: Console, found: Replay) -> None:
     lines = [f"{found.stage}[{found.iteration}]: {_verdict(found)}", _origin(found)]
-    doubts = () if found.same_result else found.doubts
-    for line in (*lines, *(f"weights not comparable: {doubt}" for doubt in doubts), *found.notes):
+    for line in (*lines, *found.notes):
         console.print(line, markup=False, soft_wrap=True)
     if found.metrics:
         rows = [(m.name, _exact(m.stored), _exact(m.replayed), _gap(m.stored, m.replayed)) for m in found.metrics]
@@ -69,7 +68,7 @@ def _verdict(found: Replay) -> str:
     if found.same_result:
         return f"the result is the same ({_compared(found)}), but what it reads was altered"
     if not found.comparable:
-        return "not comparable" + (": what it reads was altered, too" if found.inputs else "")
+        return f"not comparable: {'; '.join(found.doubts)}" + ("; what it reads was altered, too" * bool(found.inputs))
     return "not the same" + (": what it reads was altered" if found.inputs else "")
 
 
