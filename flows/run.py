@@ -27,7 +27,7 @@ from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
 from storage.evaluation_results import evaluations_of, first_and_last
 from storage.locations import Location, local_side, location
-from storage.metrics import read_metrics
+from storage.metrics import num_reported, read_metrics
 from storage.run_directory import RunDirectory
 from workers.attach import check_workers
 from workers.cluster import dask_client
@@ -89,7 +89,7 @@ class Session:
                 config.training.num_iterations, quiet=self.quiet, says_iterations=config.algorithm != "evaluate"
             ) as view,
         ):
-            self.stop.note = view.note
+            note, self.stop.note = self.stop.note, view.note
             execution = RunExecution(
                 config=config,
                 directory=directory,
@@ -107,10 +107,13 @@ class Session:
                 if not (is_new and _leaves_nothing(error, directory)):
                     error.add_note(f"log: {log}")
                 raise
+            finally:
+                self.stop.note = note
         return RunSummary(
             run_dir=str(directory.path),
             status=result.status,
-            iterations=result.iterations,
+            # after a stop in the middle of a recovery, more are committed than the ranks have replayed
+            iterations=max(result.iterations, num_reported(read_metrics(directory.metrics))),
             metrics=result.metrics,
             recoveries=result.recoveries,
             evaluations=[e for e in _evaluations(directory) if e["step"] in result.evaluated],

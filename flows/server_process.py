@@ -1,8 +1,9 @@
 """The local Prefect server's process. Run by path, never imported: `python -P server_process.py HOME PORT`.
 
 It serves on a port of 127.0.0.1 (0: a free one) and ends by itself when no process holds a lease on its home (see
-server_leases.py), so that a killed run leaves no server behind. On its way out it first records the
-events it has received: task runs reach Prefect's database through an in-memory queue.
+server_leases.py), so that a killed run leaves no server behind. SIGTERM ends it only where its address was withdrawn
+before: one that reaches every process of a run is the controller's, which may need the server to the end. On its way
+out it first records the events it has received: task runs reach Prefect's database through an in-memory queue.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ START_TIMEOUT_S = 90.0
 
 
 def main(home: Path, port: int = 0) -> None:
-    """Serve until SIGTERM or until nobody uses the server."""
+    """Serve until nobody uses the server, or who does asks for its end (see the module)."""
     leases = _load_leases()
+    signal.signal(signal.SIGTERM, lambda *_: _is_withdrawn(home) and os._exit(0))  # while it starts
     lock = leases.wait_for_lock(home / "server.lock", timeout_s=START_TIMEOUT_S)
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
     port = int(listener.getsockname()[1])
     leases.publish_address(home, leases.ServerAddress(pid=os.getpid(), port=port))
     threading.Thread(target=_stop_when_unused, args=(home, leases), daemon=True).start()
-    _serve(listener, port)
+    _serve(home, listener, port)
     lock.release()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,7 +73,12 @@ def _stop_when_unused(home: Path, leases: ModuleType) -> None:
             return
 
 
-def _serve(listener: socket.socket, port: int) -> None:
+def _is_withdrawn(home: Path) -> bool:
+    """Whether nobody may join any more. Without locks: for a signal handler."""
+    return not (home / "server.json").exists()
+
+
+def _serve(home: Path, listener: socket.socket, port: int) -> None:
     os.environ["PREFECT_SERVER_API_PORT"] = str(port)
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     import uvicorn
@@ -79,7 +86,8 @@ def _serve(listener: socket.socket, port: int) -> None:
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            threading.Thread(target=_settle_then_stop, args=(self,), daemon=True).start()
+            if _is_withdrawn(home):
+                threading.Thread(target=_settle_then_stop, args=(self,), daemon=True).start()
 
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     Server(config).run(sockets=[listener])

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the first stops the run at the next stage boundary, the second ends it at once.
 
-While nothing runs yet (processes start, models load) the first one ends it at once.
+While nothing runs yet (processes start, models load) the first one ends it at once. The other processes of a run take
+no notice of them (`workers.stop_signals`): they come to all of them alike.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import util
@@ -19,6 +21,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 130
 RELEASE_S = 1.0
 POLL_S = 0.5
+SAME_S = 0.2
+"""One request may come twice: `timeout` sends its signal to the process, then to its group."""
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -35,6 +39,7 @@ class StopRequest:
         self.may_end_at_once = False
         self._requested = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
+        self._last = (0, -SAME_S)
 
     @property
     def requested(self) -> bool:
@@ -63,6 +68,11 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # No call in between: the next signal's handler may run inside of this one, at a call.
+        now = time.monotonic()
+        last, self._last = self._last, (number, now)
+        if last[0] == number and now - last[1] < SAME_S:
+            return
         name = signal.Signals(number).name
         if self.requested:
             self.note(f"{name} again: ending now; committed stages are kept")

@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.errors import shown
@@ -79,6 +79,11 @@ def read_metrics(path: Location) -> list[dict[str, Any]]:
             raise StorageError(f"{path} line {number}: iteration {iteration} is in an earlier line; remove one of them")
         seen.add(iteration)
     return lines
+
+
+def num_reported(lines: Sequence[Mapping[str, Any]]) -> int:
+    """Iterations that are done by these lines, also where the ranks that replay them are not there yet."""
+    return max((int(line["iteration"]) + 1 for line in lines), default=0)
 
 
 def read_documents(path: Location) -> list[dict[str, Any]]:

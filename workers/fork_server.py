@@ -1,7 +1,7 @@
 """The process that a local cluster's workers are forked from, in milliseconds, also after a fault.
 
 It imports torch and transformers, which takes seconds. Started first, it does so beside the controller's own imports:
-this module imports the standard library only.
+this module imports the standard library only. Workers begin with the stop signals blocked, as it has them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from workers.stop_signals import kept_from_children
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -49,7 +51,7 @@ def start(config: RunConfig) -> None:
     if config.cluster.scheduler is not None or start_method(config.resources.device) != "forkserver":
         return
     multiprocessing.set_forkserver_preload(PRELOADED)
-    with _environment(worker_environment(config.resources.threads_per_rank)):
+    with _environment(worker_environment(config.resources.threads_per_rank)), kept_from_children():
         forkserver.ensure_running()
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.stop_signals import kept_from_children
+
 START_TIMEOUT_S = 60.0
 """For starting Python and importing the user's modules."""
 
@@ -39,13 +41,14 @@ class JsonChild:
         # -P: the current folder, which may hold folders named like ours, is not the first place to import from.
         # A session of its own: Ctrl-C in a terminal does not reach it, and a kill takes its children too.
         self._noun = noun
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-u", str(script.resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-        )
+        with kept_from_children():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-u", str(script.resolve())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+            )
         self._received = b""
         self._killed = False
 

@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster, Nanny, Status
 
 from configs.errors import UserError
 from workers.child_processes import everything_below, is_idle_server, is_stopped, kill, made_since
+from workers.stop_signals import started_within
 
 CLOSE_S = 20.0
 """For a cluster to end by itself."""
@@ -94,10 +95,10 @@ def _impatient(deadline: float) -> type[Nanny]:
         async def instantiate(self) -> Status:
             left = deadline - time.monotonic()
             if left < 0:  # a worker that is started again; who waits for it has a deadline
-                return await super().instantiate()
+                return await started_within(super().instantiate())
             try:
                 async with asyncio.timeout(left):
-                    return await super().instantiate()
+                    return await started_within(super().instantiate())
             except TimeoutError:
                 self._gave_up = True
                 raise

@@ -1,6 +1,6 @@
 """Loaded by every Dask worker process of a local cluster, before it registers.
 
-Imports torch and the models' code while the rest of the run comes up; leaves Ctrl-C to the
+Imports torch and the models' code while the rest of the run comes up; leaves Ctrl-C and SIGTERM to the
 controller, which stops at a stage boundary; gives libraries their locks in a form that needs no
 cleaning up, since a process of lost ranks is killed; and ends the process without tearing down
 every imported module, which takes seconds.
@@ -12,13 +12,13 @@ import atexit
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 
 import numcodecs
 from tqdm import tqdm
 
 import workers.rank_context  # noqa: F401
+from workers.stop_signals import end_for
 
 
 def _leave() -> None:
@@ -45,6 +45,7 @@ def _make_locks() -> None:
 
 async def dask_setup(worker: object) -> None:
     """Dask's hook, called in the worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (starter := multiprocessing.parent_process()) is not None and starter.pid is not None:
+        end_for(starter.pid)
     _make_locks()
     atexit.register(_leave)

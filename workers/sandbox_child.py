@@ -37,6 +37,7 @@ MIB = 1 << 20
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run's controller stops a run; who waits here kills
     spec = json.load(sys.stdin)
     try:
         answer = run(spec)
@@ -151,6 +152,7 @@ def become_program(spec: dict[str, Any], user: int | None, stdin: int, out: int,
     set_limits(spec, processes=spec["processes"] + (0 if user is not None else 2))
     if user is not None:
         _become(user)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.deny_syscalls()
     os.execve(spec["argv"][0], spec["argv"], spec["environment"])

@@ -3,8 +3,9 @@
     who asks --> supervisor --> the work --> what it started, whichever session that made itself
 
 What loses its parent becomes the supervisor's child (`PR_SET_CHILD_SUBREAPER`), so that no daemon gets away.
-The supervisor runs no user's code. It ends, and everything below it, when the work does, on SIGTERM, or when its
-parent is gone. The work is killed with it, even where the work has stopped itself (`PR_SET_PDEATHSIG`).
+The supervisor runs no user's code. It ends, and everything below it, when the work does, on its parent's SIGTERM, or
+when its parent is gone; the work takes no notice of SIGTERM (see `workers.stop_signals`). The work is killed with
+it, even where the work has stopped itself (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import signal
 import time
 from contextlib import suppress
 from typing import NoReturn
+
+from workers.stop_signals import ignore_in_this_process
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WATCH_S = 1.0
@@ -40,7 +43,8 @@ def supervise() -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ignore_in_this_process()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before - {signal.SIGTERM})
 
 
 def _prctl(option: int, value: int) -> None:
@@ -63,7 +67,7 @@ def _wait_for(work: int, asker: int, woken_by: set[signal.Signals]) -> int:
     while status is None and os.getppid() == asker:
         woken = signal.sigtimedwait(woken_by, WATCH_S)
         status = _reaped(work)
-        if woken is not None and woken.si_signo == signal.SIGTERM:
+        if woken is not None and woken.si_signo == signal.SIGTERM and woken.si_pid == asker:
             break
     deadline = time.monotonic() + ENDING_S
     while (left := _below()) and time.monotonic() < deadline:

@@ -14,7 +14,7 @@ from flows.live_view import headline
 from storage.evaluation_results import evaluation_lines, evaluations_of, first_and_last
 from storage.executions import read_executions
 from storage.locations import Location
-from storage.metrics import read_metrics
+from storage.metrics import num_reported, read_metrics
 from storage.run_directory import RunDirectory
 from storage.run_lock import is_held
 from storage.run_status import ActiveStage, RunStatus, read_status, stage_name
@@ -39,7 +39,7 @@ def status(name_or_path: str, runs: Location | str, *, now: float | None = None)
     said, lines = read_status(run.path), read_metrics(run.metrics)
     state = _state(said, is_held(run.path))
     total = _total(run, said, state)
-    done = max(_logged(lines), said.iterations_done if said else 0)
+    done = max(num_reported(lines), said.iterations_done if said else 0)
     seconds = seconds_per_iteration(lines)
     going_on = state in GOING_ON
     document = {
@@ -84,10 +84,6 @@ def _total(run: RunDirectory, said: RunStatus | None, state: str) -> int:
     if said is None or state in ("died", "failed"):
         return run.config().training.num_iterations
     return said.iterations_total
-
-
-def _logged(lines: list[Metrics]) -> int:
-    return max((int(line["iteration"]) + 1 for line in lines), default=0)
 
 
 def seconds_per_iteration(lines: list[Metrics]) -> float | None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -83,9 +84,14 @@ def test_a_run_is_stopped_gone_on_with_and_exported(
         command("run", config.name), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
     run = wait_for_iteration(tmp_path / "runs", process, 2)
-    process.send_signal(signal.SIGTERM)
+    everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for one in everything:  # as a service manager does: ranks and their reward processes too, whichever session
+        one.send_signal(signal.SIGTERM)
     stopped = json.loads(process.communicate(timeout=120)[0])
     assert process.returncode == 130
+    assert stopped["recoveries"] == [] and "was lost" not in (run / "logs" / "controller.log").read_text()
+    assert stopped["iterations"] >= 2
+    assert len(everything) > 4 and psutil.wait_procs(everything, timeout=20)[1] == []
     assert (stopped["status"], Path(stopped["run_dir"])) == ("stopped", run)
     assert [entry["step"] for entry in stopped["evaluations"]] == [0]
 

@@ -99,6 +99,7 @@ def test_runs_share_the_server_of_a_home_and_the_last_one_stops_it(prefect_home:
     first, second = User(prefect_home, cwd=tmp_path), User(prefect_home, cwd=tmp_path)
     server = first.answer()
     assert second.answer() == server, "both started at once and share one server"
+    os.kill(server["pid"], signal.SIGTERM)  # a service manager's, to every process of the first run
     first.leave()
     assert answers(server["port"])
     with LocalPrefectServer(prefect_home) as third:

@@ -254,6 +254,9 @@ def test_nothing_is_left_of_an_engine_whose_rank_is_killed(tmp_path: Path) -> No
     assert rank.stdout is not None
     launcher = int(rank.stdout.readline())
     wait_until(lambda: members(launcher) != [], timeout_s=10)
+    os.killpg(launcher, signal.SIGTERM)  # a service manager's, which is the controller's to obey
+    time.sleep(0.2)
+    assert members(launcher) != []
     rank.kill()
     rank.wait()
     rank.stdout.close()

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from workers.engines.sglang.spec import HANDLES, EngineSpec
 from workers.network import VARIABLES, loopback_interface
 from workers.progress import STAGE
+from workers.stop_signals import kept_from_children
 
 SILENCE_S = 60.0
 """A launcher at work says so every second; one that is silent for this long hangs."""
@@ -142,16 +143,20 @@ class EngineProcess:
 
 
 def launch(channel: int, output: BinaryIO, variables: dict[str, str]) -> subprocess.Popen[bytes]:
-    """The launcher, in a session of its own; it inherits the descriptor `channel`."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "workers.engines.sglang.launcher", str(channel)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[channel],
-        start_new_session=True,
-        env=variables,
-    )
+    """The launcher, in a session of its own; it inherits the descriptor `channel`.
+
+    It and all below it keep the stop signals blocked: they end by SIGKILL.
+    """
+    with kept_from_children():
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "workers.engines.sglang.launcher", str(channel)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[channel],
+            start_new_session=True,
+            env=variables,
+        )
 
 
 def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
