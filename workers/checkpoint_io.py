@@ -28,7 +28,7 @@ from storage.atomic import filled_folder, writing
 from storage.errors import StorageError
 from storage.locations import Location, as_folder, location
 from workers.checkpoint_reader import SafeReader
-from workers.hf import Kind, empty_model, load_tokenizer, quiet
+from workers.hf import Kind, empty_model, load_tokenizer, quiet, special_ids
 from workers.optimizer import Optimizer, Progress, local
 
 PROGRESS = "progress"
@@ -186,7 +186,20 @@ def export_checkpoint(
         with as_folder(source, "*.json") as folder:
             model.generation_config = GenerationConfig.from_pretrained(folder)
     model.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+    tokenizer = load_tokenizer(config)
+    generation = model.generation_config if model.can_generate() else None
+    if generation is None or generation._from_model_config:
+        _give_ids(model, special_ids(config, tokenizer))
     with quiet():
         model.save_pretrained(dest)
-    load_tokenizer(config).save_pretrained(dest)
+    tokenizer.save_pretrained(dest)
     return dest
+
+
+def _give_ids(model: PreTrainedModel, ids: Mapping[str, Any]) -> None:
+    """What the run stopped at, in place of the defaults of the architecture. A generation config of a pretrained
+    model's own says better where it stops."""
+    for name, value in ids.items():
+        setattr(model.config, name, value)
+        if model.can_generate() and model.generation_config is not None:
+            setattr(model.generation_config, name, value)

@@ -114,6 +114,17 @@ def stop_token_ids(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
+def special_ids(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, int | list[int] | None]:
+    """`eos_token_id` (what the run's responses stop at), `pad_token_id` and `bos_token_id`, as a model's files hold
+    them."""
+    try:
+        stops = stop_token_ids(config, tokenizer)
+    except UserError:  # none is known, or the run whose weights this one began with is gone
+        stops = ()
+    ends = stops[0] if len(stops) == 1 else list(stops) or tokenizer.eos_token_id
+    return {"eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
+
+
 def _from_scratch(config: ModelConfig, kind: Kind, seed: int, device: torch.device | str) -> PreTrainedModel:
     assert config.init is not None
     settings = dict(config.init)

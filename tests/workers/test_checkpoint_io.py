@@ -9,14 +9,20 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from configs.errors import UserError
 from configs.schema import RunConfig
 from storage.checkpoints import CheckpointStore
 from storage.run_directory import RunDirectory
 from tests.bombs import bomb
-from tests.models import tiny_model_dir
+from tests.models import tiny_config, tiny_model_dir
 from tests.workers.reference import (
     build,
     grouped_rollouts,
@@ -63,6 +69,23 @@ def test_an_exported_actor_is_what_transformers_loads(tmp_path: Path, family: st
         np.testing.assert_allclose(actor.compute_log_prob(ROLLOUTS)["log_probs"], log_probs, atol=1e-5)
     assert max_difference(dict(loaded.named_parameters()), actor.full_state()) == 0
     assert AutoTokenizer.from_pretrained(out)("a+1").input_ids == load_tokenizer(config)("a+1").input_ids
+
+
+@pytest.mark.parametrize(("own", "ends"), [(False, 5), (True, 7)])
+def test_an_export_ends_where_the_run_does(tmp_path: Path, own: bool, ends: int) -> None:
+    """With a generation config of its own the model says so itself; without, it would end at Llama's defaults."""
+    folder = tiny_model_dir(tmp_path)
+    settings = tiny_config(pad_token_id=None, eos_token_id=2, bos_token_id=1)
+    if own:
+        GenerationConfig(eos_token_id=7, pad_token_id=8, bos_token_id=9).save_pretrained(folder)
+    config = run_config(folder, rollout={"stop_token_ids": [5]}, actor={} if own else {"path": None, "init": settings})
+    build("actor", config.model_copy(update={"tokenizer": str(folder)})).save(tmp_path / "checkpoint" / "actor")
+    config = config.model_copy(update={"tokenizer": str(folder)})
+    out = export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out")
+    said = GenerationConfig.from_pretrained(out)
+    assert (said.eos_token_id, said.pad_token_id, said.bos_token_id) == (ends, 8 if own else 0, 9 if own else 2)
+    model = AutoConfig.from_pretrained(out)
+    assert (model.eos_token_id, model.pad_token_id, model.bos_token_id) == ((1 if own else 5), 0, 2)
 
 
 def test_an_exported_reward_model_gives_the_same_scores(tmp_path: Path) -> None:
