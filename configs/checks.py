@@ -104,6 +104,21 @@ def config_warnings(config: RunConfig) -> Iterator[str]:
     yield from machine_warnings(config)
     yield from batch_warnings(config.data)
     yield from hub_warnings(config)
+    yield from _micro_batch_warnings(config)
+
+
+def _micro_batch_warnings(config: RunConfig) -> Iterator[str]:
+    """A budget that the sequences may not keep."""
+    generates = data_kind(config.algorithm) == "prompts"
+    key = "rollout.max_new_tokens" if generates else "data.max_response_tokens"
+    response = config.rollout.max_new_tokens if generates else config.data.max_response_tokens
+    longest, budget = config.data.max_prompt_tokens + response, config.training.max_tokens_per_micro_batch
+    if config.algorithm != EVALUATE and budget < longest:
+        yield (
+            f"training.max_tokens_per_micro_batch: {budget}, but a sequence may have {longest} tokens "
+            f"(data.max_prompt_tokens + {key}), and one that is longer than the budget is computed alone, beyond it; "
+            f"raise it to {longest}, or lower those"
+        )
 
 
 def folder_of(source: str) -> Path | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from configs.errors import shown
-from configs.paths import user_path
+from configs.paths import is_there, user_path
 from configs.schema import DataConfig, DatasetConfig
 
 if TYPE_CHECKING:
@@ -98,6 +98,17 @@ def batch_warnings(data: DataConfig) -> Iterator[str]:
         f"data.batch_size: {data.batch_size}, but data.train has {rows} rows, and an iteration takes each row once at "
         f"most: all {rows} every time; lower it, or give more rows"
     )
+
+
+def answers_that_are_no_text(data: DataConfig) -> Iterator[str]:
+    """Of the first rows of the training data, where they are in a file: place and value."""
+    column, dataset = data.answer_column, data.train
+    if column is None or dataset is None or dataset.source != "file" or not is_there(user_path(dataset.path)):
+        return
+    for where, row in _first_rows(user_path(dataset.path), min(FIRST_ROWS, dataset.size or FIRST_ROWS), [column]):
+        value = row.get(column)
+        if value is not None and not isinstance(value, str):
+            yield f"{dataset.path}, {where}: column {column!r} (data.answer_column) is {shown(value)}"
 
 
 def _rows_up_to(dataset: DatasetConfig, limit: int) -> int | None:

@@ -44,8 +44,9 @@ class TrainingConfig(Section):
     num_epochs: PositiveInt = 1
     """Passes over each iteration's rollouts."""
     max_tokens_per_micro_batch: PositiveInt = 8192
-    """Tokens computed in one forward and backward pass on a rank, at most. With `share_prompts` a group's prompt counts
-    once, and its rows are cut where attention would read more than eight times as many keys."""
+    """Tokens computed in one forward and backward pass on a rank, at most; a single sequence that is longer goes alone,
+    beyond it. With `share_prompts` a group's prompt counts once, and its rows are cut where attention would read more than
+    eight times as many keys."""
     share_prompts: bool = True
     """Compute a prompt that a group shares once (where the attention backend can)."""
     log_prob_chunk_tokens: PositiveInt = 1024

@@ -15,6 +15,7 @@ from configs.errors import UserError
 from configs.overrides import shown_override
 from configs.schema import RunConfig
 from flows.execution import RunExecution
+from flows.hints import typed_command
 from flows.live_view import LiveView
 from flows.logs import IN_FILE_ONLY, controller_log, without_dask_chatter
 from flows.prefect_client import client_settings, configured_api_url
@@ -105,6 +106,8 @@ class Session:
                 logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
                 directory.check_there()  # else whatever failed has failed for that
                 if not (is_new and _leaves_nothing(error, directory)):
+                    if str(directory.path) not in str(error):
+                        error.add_note(f"go on with: {typed_command()} resume {directory.path}")
                     error.add_note(f"log: {log}")
                 raise
             finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from configs.errors import UserError
+from configs.errors import UserError, shown
 from configs.own_frames import last_own_frame, shown_frame
 from configs.secrets import masked, resolved_options
 from workers.reward_paths import FunctionPathError, resolve
@@ -70,6 +70,12 @@ class LoadedFunction:
     def is_coroutine(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether its third parameter, the answer, says that it is a text."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        return not self.batched and len(parameters) > 2 and parameters[2].annotation in (str, "str")
+
 
 @dataclass(kw_only=True)
 class Functions:
@@ -105,7 +111,11 @@ class Functions:
                 kind = "a coroutine function" if loaded.is_coroutine else "built in"
                 return {"loaded": f"is {kind} and takes one sample a call; remove batch_size", "function": index}
             self._loaded.append(loaded)
-        return {"loaded": None, "coroutines": [loaded.is_coroutine for loaded in self._loaded]}
+        return {
+            "loaded": None,
+            "coroutines": [loaded.is_coroutine for loaded in self._loaded],
+            "texts": [loaded.takes_texts for loaded in self._loaded],
+        }
 
 
 def _one(loaded: LoadedFunction, sample: Sample) -> Reply:
@@ -113,7 +123,7 @@ def _one(loaded: LoadedFunction, sample: Sample) -> Reply:
         return reply_of(loaded.function(*sample, **loaded.options))
     # Whatever a user's function raises (SystemExit too) is the answer, with its traceback.
     except BaseException as error:  # noqa: BLE001
-        return _error(error)
+        return _error(error, [sample])
 
 
 def _at_once(loaded: LoadedFunction, samples: Sequence[Sample], send: Send) -> None:
@@ -124,7 +134,7 @@ def _at_once(loaded: LoadedFunction, samples: Sequence[Sample], send: Send) -> N
             raise ValueError(f"returned {len(results)} results for {len(samples)} samples")
     except BaseException as error:  # noqa: BLE001
         for number in range(len(samples)):
-            send({"sample": number, "of_all": True, **_error(error)})
+            send({"sample": number, "of_all": True, **_error(error, samples)})
         return
     for number, result in enumerate(results):
         try:
@@ -153,10 +163,22 @@ async def _limited(loaded: LoadedFunction, sample: Sample, timeout_s: float) -> 
         async with limit:
             return reply_of(await loaded.function(*sample, **loaded.options))
     except BaseException as error:  # noqa: BLE001
-        return {"error": f"no result within {timeout_s:g} s"} if limit.expired() else _error(error)
+        return {"error": f"no result within {timeout_s:g} s"} if limit.expired() else _error(error, [sample])
 
 
-def _error(error: BaseException) -> Reply:
+def _answer_remedy(error: BaseException, samples: Sequence[Sample]) -> str:
+    """Where the function may have taken an answer for a text that is none."""
+    others = [answer for _, _, answer in samples if answer is not None and not isinstance(answer, str)]
+    if not others or not isinstance(error, TypeError | AttributeError):
+        return ""
+    return (
+        f"; its answer is {shown(others[0])} of type {type(others[0]).__name__}, no text: take it as one with "
+        "str(answer), or write texts into the data's data.answer_column"
+    )
+
+
+def _error(error: BaseException, samples: Sequence[Sample] = ()) -> Reply:
+    """samples: which the function failed on; empty: it did not."""
     line, frame = " ".join(f"{type(error).__name__}: {error}".split()), last_own_frame(error)
     place = "" if frame is None else f" ({shown_frame(frame)})"
-    return {"error": masked(line + place), "traceback": masked(traceback.format_exc())}
+    return {"error": masked(line + place + _answer_remedy(error, samples)), "traceback": masked(traceback.format_exc())}

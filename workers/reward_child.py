@@ -13,9 +13,12 @@ from workers.json_child import START_TIMEOUT_S, JsonChild
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedFunctions:
-    """coroutines: which functions are. problem: number of the first function that fails, and one line why."""
+    """coroutines: which functions are. texts: which say that the answer they take is a text.
+
+    problem: number of the first function that fails, and one line why."""
 
     coroutines: tuple[bool, ...] = ()
+    texts: tuple[bool, ...] = ()
     problem: tuple[int, str] | None = None
 
 
@@ -30,7 +33,7 @@ class RewardChild(JsonChild):
         (reply,) = self._replies({"load": list(functions)}, START_TIMEOUT_S, _is_loaded)
         if reply["loaded"] is not None:
             return LoadedFunctions(problem=(reply["function"], reply["loaded"]))
-        return LoadedFunctions(coroutines=tuple(reply["coroutines"]))
+        return LoadedFunctions(coroutines=tuple(reply["coroutines"]), texts=tuple(reply["texts"]))
 
     def ask(self, request: Mapping[str, Any], timeout_s: float, *, grace_s: float = 0.0) -> Iterator[dict[str, Any]]:
         """The replies to a request, as they come, until every sample has one.

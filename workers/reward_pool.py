@@ -62,6 +62,7 @@ class RewardScorer:
         self._functions, self._place = functions, place
         self._child: RewardChild | None = None
         self.coroutines: tuple[bool, ...] = ()
+        self.texts: tuple[bool, ...] = ()
 
     def start(self) -> None:
         """Start the process and import the functions; raises UserError for the first that does not fit."""
@@ -80,7 +81,7 @@ class RewardScorer:
             self.close()
             index, reason = loaded.problem
             raise UserError(f"{self._place}.{index}.path: {self._functions[index].path!r}: {reason}")
-        self.coroutines = loaded.coroutines
+        self.coroutines, self.texts = loaded.coroutines, loaded.texts
 
     def close(self) -> None:
         """End the process."""
@@ -154,6 +155,11 @@ class RewardPool:
     def start(self) -> None:
         """Start one process; raises UserError for a function that does not fit."""
         self._scorers[0].start()
+
+    @property
+    def texts(self) -> tuple[bool, ...]:
+        """Which functions say that they take an answer that is a text; known after `start`."""
+        return self._scorers[0].texts
 
     def close(self) -> None:
         """End all processes."""

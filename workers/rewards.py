@@ -8,11 +8,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError, shown
+from configs.data_files import answers_that_are_no_text
+from configs.errors import UserError, refuse, shown
 from configs.schema import RewardFunctionConfig, RunConfig
 from pipeline.rollouts import Array
 from workers.reward_calls import SCORE
@@ -112,11 +114,13 @@ class RewardFunctions:
         dropping = [n for n, f in zip(self.names, self._functions, strict=True) if f.on_error == "drop_group"]
         return table.scores(weights, dropping=dropping)
 
-    def check(self) -> None:
-        """Import the functions now; raises UserError for the first that does not fit."""
+    def check(self) -> int | None:
+        """Import the functions now; raises UserError for the first that does not fit. The number of the first that says
+        that its answer is a text, if any does."""
         with self._lock:
             if self._functions:
                 self._pool.start()
+            return next((number for number, takes in enumerate(self._pool.texts) if takes), None)
 
     def close(self) -> None:
         """End the child processes; a later `score` starts others."""
@@ -214,7 +218,14 @@ def check_reward_functions(config: RunConfig) -> None:
     """
     for section, scored in (("rewards", config.rewards), ("costs", config.costs)):
         with RewardFunctions(scored.functions, place=f"{section}.functions") as functions:
-            functions.check()
+            number = functions.check()
+        if number is not None:
+            path = scored.functions[number].path
+            refuse(
+                f"{section}.functions.{number}.path: {path} says that its answer is a text (str), but {problem}; write "
+                "texts there, or annotate the answer as what it is"
+                for problem in islice(answers_that_are_no_text(config.data), 1)
+            )
 
 
 def _answer(sample: RewardSample, index: int) -> Any:

@@ -78,23 +78,31 @@ def _show_iterations(console: Console, run: RunDirectory, iterations: list[dict[
     if not iterations:
         console.print(f"{run.path}: no committed rollouts yet", markup=False)
         return
-    stages = list(dict.fromkeys(stage for i in iterations for stage in i["stages"]))
+    named = list(dict.fromkeys(stage for i in iterations for stage in i["stages"]))
+    apart = [stage for stage in named if _evaluates(stage)] if not all(map(_evaluates, named)) else []
+    stages = [stage for stage in named if stage not in apart]
     rows = [
         (str(i["iteration"]), str(i["rows"]), str(i["tokens"]), number(i["mean_reward"]), _committed(i, stages))
         for i in iterations
     ]
     print_table(console, ("iteration", "rows", "tokens", "mean reward", "committed stages"), rows, num_right=4)
-    named = (f"{place} {name}" for place, name in enumerate(stages, start=1))
-    console.print(fill(f"stages: {', '.join(named)}", WIDTH, subsequent_indent="  "), markup=False, soft_wrap=True)
+    legend = ", ".join(f"{place} {name}" for place, name in enumerate(stages, start=1))
+    legend += f"; evaluation, in some iterations only: {', '.join(apart)}" if apart else ""
+    console.print(fill(f"stages: {legend}", WIDTH, subsequent_indent="  "), markup=False, soft_wrap=True)
+
+
+def _evaluates(stage: str) -> bool:
+    return stage.rpartition(".")[2].startswith("evaluate")
 
 
 def _committed(iteration: dict[str, Any], stages: Sequence[str]) -> str:
-    """`1 to 7`, `1 to 3, 5`: numbers of the iteration's stages among those of the run."""
-    places = sorted(stages.index(name) + 1 for name in iteration["stages"])
+    """`1 to 7`, `1 to 3, 5`, `1 to 7 + evaluation`: numbers of its stages among every iteration's."""
+    places = sorted(stages.index(name) + 1 for name in iteration["stages"] if name in stages)
+    evaluated = " + evaluation" if len(places) < len(iteration["stages"]) else ""
     starts = [place for place in places if place - 1 not in places]
     ends = [place for place in places if place + 1 not in places]
     spans = (str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True))
-    return ", ".join(spans)
+    return ", ".join(spans) + evaluated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,20 @@ async def rloo(models, prompts):
     await models.reward.compute_reward(rollouts)
     await models.compute_advantages(rollouts, estimator="rloo")
     await models.actor.update_actor(rollouts, loss="reinforce")
+def reads(prompt, response, answer: str): return float(answer in response)
 """
+
+
+def test_an_answer_that_is_no_text_where_the_function_says_text_is_a_mistake(tmp_path: Path, capsys: Capture) -> None:
+    good, own = write_good(tmp_path), tmp_path / "own.py"
+    own.write_text(OWN)
+    args = ["config", "check", str(good), "--set", f"rewards.functions=[{{path: '{own}:reads'}}]"]
+    assert document_of(capsys, *args)["ok"]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f'{rows.read_text()}{{"prompt": "a", "answer": 1}}\n')
+    line = document_of(capsys, *args, code=2)["error"]
+    assert "own.py:reads says that its answer is a text (str), but " in line
+    assert "line 2: column 'answer' (data.answer_column) is 1; write texts there, or annotate" in line
 
 
 def test_a_mistake_that_takes_the_users_code_to_see_names_the_line_of_the_file(tmp_path: Path, capsys: Capture) -> None:
@@ -176,6 +189,20 @@ def test_more_prompts_an_iteration_than_rows_are_warned_of(tmp_path: Path, capsy
     path = str(write_good(tmp_path))
     document = document_of(capsys, "config", "check", path, "--set", "data.batch_size=2")
     assert any("data.batch_size: 2, but data.train has 1 rows" in line for line in document["warnings"])
+
+
+def test_a_budget_that_a_sequence_may_exceed_is_warned_of(tmp_path: Path, capsys: Capture) -> None:
+    path = str(write_good(tmp_path))
+    args = ["config", "check", path, "--set", "data.max_prompt_tokens=20", "--set", "rollout.max_new_tokens=10"]
+    said = {
+        budget: [
+            line
+            for line in document_of(capsys, *args, "--set", f"training.max_tokens_per_micro_batch={budget}")["warnings"]
+            if "max_tokens_per_micro_batch: 29, but a sequence may have 30 tokens" in line
+        ]
+        for budget in (29, 30)
+    }
+    assert len(said[29]) == 1 and not said[30]
 
 
 def test_all_of_several_mistakes_are_printed_a_line_each(tmp_path: Path, capsys: Capture) -> None:
@@ -227,6 +254,11 @@ def test_rollouts_ls_lists_committed_stages(tmp_path: Path, capsys: Capture) -> 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert [line.split()[-1] for line in lines if line.lstrip()[:2] in ("0 ", "1 ")] == ["3", "12"], "1 to 3, 1 to 12"
+    store.log_state_stage(0, "actor.evaluate", arguments={}, metrics={})
+    assert main(["rollouts", "ls", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert {"1 to 3 + evaluation", "1 to 12"} <= {line.strip().rpartition("  ")[2] for line in out.splitlines()}
+    assert "in some iterations only: actor.evaluate" in out
     assert "actor.generate_sequences" in (text := " ".join(lines)) and "12 a_model_of_our_own.update_8" in text
 
 

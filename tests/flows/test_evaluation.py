@@ -23,6 +23,7 @@ from storage.metrics import read_metrics
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.flows.tiny_runs import write_inputs
+from workers.envelope import RankError
 
 EXAMPLES = "tests.workers.reward_examples"
 REFUSED = "hello"
@@ -77,6 +78,12 @@ def broken_model(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(update={"name": "broken", "actor": config.actor.model_copy(update={"path": str(model)})})
 
 
+def failing_reward(config: RunConfig, folder: Path) -> RunConfig:
+    (folder / "own.py").write_text("def fails(prompt, response, answer): raise ValueError")
+    tree = config.model_dump(exclude_unset=True) | {"name": "failing", "evaluation": {}}
+    return RunConfig.model_validate({**tree, "rewards": {"functions": [{"path": f"{folder}/own.py:fails"}]}})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> dict[str, RunSummary]:
     """A run, and two evaluations: with the reward model beside the actor, and in a pool of its own."""
@@ -90,6 +97,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> di
 
     async def run() -> dict[str, RunSummary]:
         async with session(config, parent=folder, num_workers=2, quiet=True) as open_session:
+            with pytest.raises(RankError, match="reward function 'fails' failed") as failed:
+                await open_session.run(failing_reward(config, folder))
+            on, log = failed.value.__notes__
+            assert on.startswith("go on with: ") and f"resume {folder}/failing-" in on and log.startswith("log: ")
             done = {each.name: await open_session.run(each) for each in (config, *others)}
             with pytest.raises(UserError, match="broken.* cannot be loaded") as raised:
                 await open_session.run(broken_model(config, folder))

@@ -105,6 +105,19 @@ def test_a_failure_names_the_line_of_the_users_file_and_its_traceback_travels(
     assert "return len(prompt) / 0" in envelope.details  # what the controller's log gets
 
 
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 2}])
+def test_a_failure_over_an_answer_that_is_no_text_names_the_remedy(tmp_path: Path, changes: dict[str, int]) -> None:
+    own = tmp_path / "own.py"
+    body = "    return [float(a in r) for r, a in zip(responses, answers)]\n" if changes else "    return a in r\n"
+    own.write_text(f"def reads({'prompts, responses, answers' if changes else 'p, r, a'}):\n{body}")
+    with RewardFunctions([RewardFunctionConfig(path=f"{own}:reads", **changes)]) as rewards:
+        with pytest.raises(RewardError, match=r"its answer is 1 of type int, no text: .*str\(answer\)"):
+            rewards.score([sample("a", 1)])
+        with pytest.raises(RewardError) as raised:
+            rewards.score([RewardSample(prompt="p", response="r")])
+    assert "no text" not in str(raised.value), "it has none"
+
+
 def test_the_child_is_started_at_the_first_use_kept_and_ended() -> None:
     rewards = RewardFunctions([function("with_pid")], num_processes=1)
     assert processes(rewards) == []
