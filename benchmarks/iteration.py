@@ -168,6 +168,7 @@ def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
 def awaited_rows(process: subprocess.Popen[bytes], folder: Path, options: argparse.Namespace) -> Rows:
     """The wanted iterations, each told on stderr as it ends."""
     wanted, told = options.warm_up + options.iterations, 0
+    print("running; the first iteration starts the engines and takes longest", file=sys.stderr, flush=True)
     while True:
         has_ended = process.poll() is not None  # before the files are read: what it has written is there
         rows = rows_of(folder)[:wanted]

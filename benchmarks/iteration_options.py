@@ -94,6 +94,11 @@ def checked(path: Path, options: argparse.Namespace) -> RunConfig:
     with naming_options(path):
         config = load_config(str(path), options.set)
         check(config, source=str(path), stated=stated(str(path), options.set), trains=True)
+    wanted, has = options.warm_up + options.iterations, config.training.num_iterations
+    if has < wanted:
+        raise UserError(
+            f"--set training.num_iterations={has}: fewer than the {wanted} of --warm-up and --iterations; leave it out"
+        )
     return config
 
 

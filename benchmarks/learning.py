@@ -17,14 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.command_line import Parser, check_gpus, check_writable, mistakes_in_a_line, whole
+from configs.loader import load_config, stated
+from flows.preflight import check
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
+
+PROGRAM = "python -m benchmarks.learning"
 
 
 def run_seed(args: argparse.Namespace, index: int, seed: int, parent: Path) -> dict[str, Any]:
@@ -78,15 +84,36 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--metric", default="reward")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--gpus", type=int, default=0)
-    parser.add_argument("--output", default=None)
-    args = parser.parse_args()
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("config", help="a YAML file or the name of a preset, with held-out rows")
+    add("--seeds", type=whole, nargs="+", default=[0, 1, 2], help="one run each (default: 0 1 2)")
+    add("--metric", default="reward", help="what is compared, of the evaluation's metrics (default: %(default)s)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for hybridflow run; may be repeated")
+    add(
+        "--gpus",
+        type=whole,
+        default=0,
+        help="GPUs of this machine, a run on each at once; 0: one run after the other (default: %(default)s)",
+    )
+    add("--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)")
+    return parser.parse_args(arguments)
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raises UserError for what every run would fail over."""
+    check_writable(args.output, "--output")
+    if args.gpus:
+        check_gpus(args.gpus, option=f"--gpus {args.gpus}", remedy="leave --gpus out for one run after the other")
+    config = load_config(args.config, args.set)
+    check(config, source=args.config, stated=stated(args.config, args.set), trains=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_options(args)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, args.gpus)) as pool:
         jobs = [pool.submit(run_seed, args, i, seed, Path(folder)) for i, seed in enumerate(args.seeds)]
         results = []

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import iteration, reshard
+from benchmarks import iteration, learning, reshard
 from benchmarks.iteration_options import parse
 from configs import machine_checks
 
-ITERATION, RESHARD = iteration.main, reshard.main
+ITERATION, LEARNING, RESHARD = iteration.main, learning.main, reshard.main
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,9 @@ ITERATION, RESHARD = iteration.main, reshard.main
         (ITERATION, "--engine torch --tp 2", "--tp 2: is of SGLang's engines"),
         (ITERATION, "--engine torch --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
         (ITERATION, "--engine torch --samples 1", "--samples: 1, but the estimator group"),
+        (ITERATION, "--engine torch --set training.num_iterations=3", "=3: fewer than the 4 of --warm-up"),
+        (LEARNING, "smollm2_grpo --gpus 3", "--gpus 3: this machine has no GPU"),
+        (LEARNING, "smollm2_grpo --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
         (ITERATION, "--output .", "--output .: cannot be written"),
     ],
 )
