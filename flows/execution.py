@@ -47,6 +47,7 @@ from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from workers.envelope import RankError
 from workers.rank_actor import RankActor
+from workers.remedies import REMEDIES
 from workers.worker_group import Ranks
 
 EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
@@ -177,9 +178,14 @@ class RunExecution:
                 if isinstance(ranks.fault, UserError):  # of a writer beside the stage that would not start
                     await self.checkpointer.abandon()
                     raise ranks.fault from error
-                self.recoveries.begin(ranks.fault or error, step=self._newest_step())
+                stopping = self.stop.requested and REMEDIES[error.error_class].retry
+                if not stopping:
+                    self.recoveries.begin(ranks.fault or error, step=self._newest_step())
                 await self.committer.abandon()
                 await self.checkpointer.abandon()
+                if stopping:  # ranks would be built only to stop; a resume builds them as well
+                    self.view.note(f"{error}; stopped: a resume goes on from the last checkpoint")
+                    return "stopped"
                 start = ranks.restart
 
     async def _attempt(self, ranks: Ranks, per_pool: dict[str, int]) -> str:

@@ -73,6 +73,28 @@ def document_of(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_no_ranks_are_built_anew_for_a_run_that_stops(prefect_server: LocalPrefectServer, tmp_path: Path) -> None:
+    """The rank of the stage that the stop waits for is lost."""
+    config = write_grpo(tmp_path)
+    arguments = command("run", config.name, "--set", "checkpoint.every=100")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    run = wait_for_iteration(tmp_path / "runs", process, 1)
+    (placed,) = json.loads((run / "status.json").read_text())["ranks"]
+    port = int(placed["address"].rpartition(":")[2])
+    below = psutil.Process(process.pid).children(recursive=True)
+    (rank,) = [
+        one for one in below if any(c.laddr.port == port and c.status == "LISTEN" for c in one.net_connections())
+    ]
+    rank.suspend()
+    process.send_signal(signal.SIGTERM)
+    rank.kill()
+    stopped = json.loads(process.communicate(timeout=60)[0])
+    assert (process.returncode, stopped["status"], stopped["recoveries"]) == (130, "stopped", [])
+    assert stopped["iterations"] >= 1, "as status says, though the ranks would begin at 0"
+    log = (run / "logs" / "controller.log").read_text()
+    assert "was lost" in log and "recovery 1" not in log
+
+
 def test_a_run_is_stopped_gone_on_with_and_exported(
     prefect_server: LocalPrefectServer,
     tmp_path: Path,

@@ -105,6 +105,8 @@ def test_the_exported_policy_is_what_transformers_loads(document: dict[str, Any]
     directory = RunDirectory.open(document["runs"]["ppo"]).exports / "actor"
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory)
+    said = model.generation_config
+    assert (said.eos_token_id, said.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     ids = tokenizer("customer : where is my order ? agent :", return_tensors="pt")["input_ids"]
     reply = tokenizer.decode(model.generate(ids, max_new_tokens=28, do_sample=False)[0, ids.shape[1] :])
     assert "." in reply and "<unk>" not in reply
