@@ -7,6 +7,7 @@ Prefect, the rollout store); `benchmarks.controller` and `benchmarks.rollout_sto
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -45,7 +46,8 @@ class OurSide:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.context = _context(config)
+        self._folder = tempfile.TemporaryDirectory(prefix="laptop-")
+        self.context = _context(config, self._folder.name)
         self.stopwatch = Stopwatch()
         actor = self.context.model("actor")
         assert actor.optimizer is not None
@@ -78,6 +80,7 @@ class OurSide:
 
     def close(self) -> None:
         self.context.close()
+        self._folder.cleanup()
 
     def _with_advantages(self, rollouts: Rollouts) -> Rollouts:
         result = compute_advantages(rollouts, self.config, kl_coef=0.0, estimator="group")
@@ -91,11 +94,11 @@ class OurSide:
         return self.context.model("actor").update(batches, "clipped", seed=number)
 
 
-def _context(config: RunConfig) -> RankContext:
+def _context(config: RunConfig, run_dir: str) -> RankContext:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     spec = RankSpec(
         config=config,
-        run_dir="",
+        run_dir=run_dir,
         pool="main",
         pool_rank=0,
         pool_size=1,
