@@ -77,6 +77,7 @@ class EngineLink:
         self._processes: list[int] = []
         self._wanted = -1
         self.cache_bytes = 0
+        """KV cache of this rank's engine as the last `sleep` freed it; 0: not known."""
 
     @property
     def started(self) -> bool:
@@ -84,7 +85,7 @@ class EngineLink:
         return self._transition is not None or (self.engine is not None and self.engine.version >= 0)
 
     @property
-    def share_devices(self) -> bool:
+    def colocated(self) -> bool:
         """Whether the engines stand on the ranks that train, and take turns with them."""
         return self._first == 0
 
@@ -145,7 +146,7 @@ class EngineLink:
         first scheduler says nothing of the others.
         """
         sglang = self._config.rollout.engine == "sglang"
-        if not self.share_devices or not (sglang or self._config.actor.fsdp.offload):
+        if not self.colocated or not (sglang or self._config.actor.fsdp.offload):
             return
         before = free_bytes(self._device)
         if self.engine is not None:

@@ -52,8 +52,8 @@ def prepare_engines(context: RankContext) -> dict[str, float]:
     metrics = engines.sync(waking=at_once)
     if not at_once:
         _make_room(context)
-    elif engines.share_devices:  # ranks that only train need theirs again for the next update
-        context.giver.begin()  # what the transition itself held
+    elif engines.colocated:  # ranks that only train need theirs again for the next update
+        context.cache_releaser.begin()  # what the transition itself held
     engines.wake()
     return metrics if starting else {**metrics, "transition_seconds": time.perf_counter() - started}
 
@@ -65,13 +65,13 @@ def _make_room(context: RankContext) -> None:
     memory too.
     """
     engines = context.engines
-    if not engines.share_devices:
+    if not engines.colocated:
         return
     context.residency.release_all()
     if engines.cache_bytes:
-        context.giver.until_free(engines.cache_bytes + (context.config.rollout.weights_bucket_mib << 20))
+        context.cache_releaser.until_free(engines.cache_bytes + (context.config.rollout.weights_bucket_mib << 20))
     else:
-        context.giver.finish()
+        context.cache_releaser.finish()
 
 
 def prompts_of_engine(context: RankContext, lengths: Array) -> Array:

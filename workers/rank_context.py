@@ -25,7 +25,7 @@ from workers.engine_link import EngineLink
 from workers.environments.pool import EnvironmentPool
 from workers.hf import load_tokenizer, stop_token_ids
 from workers.kept_tokenizer import keep_vocabulary
-from workers.memory import Giver
+from workers.memory import CacheReleaser
 from workers.network import own_network
 from workers.pretraining import PretrainingSource
 from workers.process_group import Joined, join
@@ -65,7 +65,7 @@ class RankContext:
         self.run_dir, self.global_rank = run_dir, global_rank
         self._evaluation_prompts: dict[str, PromptSource] = {}
         self.residency = Residency(models, device=device)
-        self.giver = Giver(device)
+        self.cache_releaser = CacheReleaser(device)
 
     def use_group(self, *, spans_pools: bool) -> None:
         """What `group` is for the next stage: this rank's pool, or all pools of its process group."""

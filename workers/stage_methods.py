@@ -300,7 +300,7 @@ def update(context: RankContext, request: StageRequest) -> StageOutput:
         pretraining=my_pretraining(context, request, len(parts), seed),
     )
     if request.role == "actor":
-        context.giver.expect()  # generation comes next
+        context.cache_releaser.expect()  # generation comes next
     return StageOutput(num_rows=batch.num_rows, metrics={f"{request.role}/{k}": v for k, v in metrics.items()})
 
 

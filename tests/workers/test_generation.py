@@ -20,7 +20,7 @@ class Rank:
     """Writes down what it is asked to do."""
 
     started: bool = True
-    share_devices: bool = True
+    colocated: bool = True
     offloads: bool = False
     verifies: bool = False
     cache_bytes: int = 0
@@ -37,19 +37,19 @@ class Rank:
         rollout = {"engine": "sglang", "verify_weights": self.verifies, "weights_bucket_mib": 2}
         engines = SimpleNamespace(
             started=self.started,
-            share_devices=self.share_devices,
+            colocated=self.colocated,
             cache_bytes=self.cache_bytes,
             sync=sync,
             wake=note("awake"),
         )
-        giver = SimpleNamespace(
+        releaser = SimpleNamespace(
             finish=note("all memory"),
             begin=note("memory, later"),
             until_free=lambda nbytes: self.done.append(f"{nbytes // MIB} MiB"),
         )
         residency = SimpleNamespace(anything_leaves=self.offloads, release_all=note("models leave"))
         config = RunConfig.model_validate({"rollout": rollout})
-        context = SimpleNamespace(config=config, engines=engines, residency=residency, giver=giver)
+        context = SimpleNamespace(config=config, engines=engines, residency=residency, cache_releaser=releaser)
         return cast(RankContext, context)
 
 
@@ -66,7 +66,7 @@ AT_ONCE = ["weights, KV cache", "memory, later", "awake"]
         (Rank(verifies=True, cache_bytes=5 * MIB), ["weights", *CACHE, "awake"]),
         (Rank(started=False), [*ALL, *AT_ONCE]),
         (Rank(started=False, offloads=True), [*ALL, "weights", *ALL, "awake"]),
-        (Rank(share_devices=False), ["weights, KV cache", "awake"]),
+        (Rank(colocated=False), ["weights, KV cache", "awake"]),
     ],
     ids=["stay", "size-unknown", "offload", "verify", "first", "first-offload", "apart"],
 )

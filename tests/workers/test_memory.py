@@ -11,7 +11,7 @@ import torch
 
 from workers import memory
 from workers.envelope import classify, enveloped
-from workers.memory import Giver, PeakMemory, out_of_memory
+from workers.memory import CacheReleaser, PeakMemory, out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -37,14 +37,14 @@ def test_an_out_of_memory_error_names_numbers_and_the_setting_to_lower() -> None
 def test_memory_goes_back_in_the_background_where_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(memory, "give_back", lambda _: calls.append(threading.current_thread().name))
-    giver = Giver(CPU)
-    giver.expect()
-    giver.expect()
-    giver.finish()
+    releaser = CacheReleaser(CPU)
+    releaser.expect()
+    releaser.expect()
+    releaser.finish()
     assert calls == ["give-back_0"], "nobody had wanted it before"
-    giver.expect()
-    giver.expect()
-    giver.finish()
+    releaser.expect()
+    releaser.expect()
+    releaser.finish()
     assert calls == ["give-back_0"] * 3
 
 
@@ -52,12 +52,12 @@ def test_whoever_needs_a_part_of_the_memory_does_not_wait_for_the_rest(monkeypat
     free, freed = [0], threading.Event()
     monkeypatch.setattr(memory, "give_back", lambda _: freed.wait(10))
     monkeypatch.setattr(memory, "free_bytes", lambda _: free[0])
-    giver = Giver(CPU)
+    releaser = CacheReleaser(CPU)
     threading.Timer(0.05, lambda: free.__setitem__(0, 100)).start()
-    giver.until_free(100)
+    releaser.until_free(100)
     assert free == [100] and not freed.is_set()
     threading.Timer(0.05, freed.set).start()
-    giver.finish()
+    releaser.finish()
     assert freed.is_set(), "all of it: what is free does not count"
 
 
@@ -76,10 +76,10 @@ def test_memory_goes_back_with_the_rank_s_own_gpu_current_on_any_thread(monkeypa
     monkeypatch.setattr(torch.cuda, "device", chosen)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(current[-1] if current else None))
     monkeypatch.setattr(memory, "free_bytes", lambda _: 0)
-    giver = Giver(own)
-    giver.finish()
-    giver.begin()
-    giver.finish()
+    releaser = CacheReleaser(own)
+    releaser.finish()
+    releaser.begin()
+    releaser.finish()
     assert emptied == [own, own, own]
 
 
@@ -88,12 +88,12 @@ def test_an_error_in_the_background_is_raised_where_the_memory_is_wanted(monkeyp
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(memory, "give_back", fail)
-    giver = Giver(CPU)
-    giver.begin()
+    releaser = CacheReleaser(CPU)
+    releaser.begin()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        giver.finish()
+        releaser.finish()
     monkeypatch.undo()
-    giver.finish()
+    releaser.finish()
 
 
 def test_the_message_reaches_the_controller_in_one_line() -> None:
