@@ -59,6 +59,27 @@ def positives(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{shown(text)} are not whole numbers from 1 on by commas, as 1,2") from None
 
 
+def add_batch(parser: argparse.ArgumentParser, *, prompts: int) -> None:
+    """Rows of a batch, and how many tokens of them are computed at once. prompts: the default."""
+    add = parser.add_argument
+    add("--prompts", type=positive, default=prompts, help="prompts of the batch (default: %(default)s)")
+    add("--samples", type=positive, default=8, help="responses to each prompt (default: %(default)s)")
+    add("--prompt-tokens", type=positive, default=512, help="length of every prompt (default: %(default)s)")
+    add("--new-tokens", type=positive, default=512, help="length of every response (default: %(default)s)")
+    add(
+        "--micro-batch-tokens",
+        type=positive,
+        default=16384,
+        help="tokens that a rank computes in one pass, at most (default: %(default)s)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)"
+    )
+
+
 def share(text: str) -> float:
     """A number above 0 and below 1."""
     try:

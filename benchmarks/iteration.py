@@ -254,6 +254,7 @@ def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config
         "sampling_s": median.get("generation_seconds"),
         "batch_tokens": median["tokens_total"],
         "tokens_per_s": median["tokens_total"] / seconds,
+        "passes": median["actor/micro_batches"],
         "computed_tokens": median["actor/packed_tokens"] * median["actor/steps"],
         "parameters": parameters,
         "mfu": flops / stages["actor.update_actor"] / PEAK_FLOPS / training_gpus if options.gpus else None,
@@ -296,7 +297,8 @@ def report(result: Result, options: argparse.Namespace) -> str:
     if first := result.get("first_s"):
         lines.append(f"  first iteration: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in first.items())}")
     if result["mfu"] is not None:
-        lines.append(f"  MFU of the update {result['mfu']:.1%} ({result['computed_tokens']:,.0f} tokens computed)")
+        tokens = f"{result['computed_tokens']:,.0f} tokens computed, {result['passes']:.0f} passes of each rank"
+        lines.append(f"  MFU of the update {result['mfu']:.1%} ({tokens})")
     lines += [f"  idle {_shares(result['idle'])}"] if result["idle"] else []
     lines += [f"  peak {name} {gib:.1f} GiB" for name, gib in result["peak_gib"].items()]
     if result["rollout_gap_mean"] is not None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.command_line import Parser, check_gpus, check_writable, positive, whole
+from benchmarks.command_line import Parser, add_batch, add_output, check_gpus, check_writable, positive, whole
 from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES
 from configs.errors import UserError, refuse
 from configs.loader import load_config, stated
@@ -44,16 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="what generates: SGLang, or torch in the rank's own process (default: %(default)s)",
     )
     add("--tp", type=positive, default=1, help="GPUs that an SGLang engine is cut over (default: %(default)s)")
-    add("--prompts", type=positive, default=32, help="prompts of an iteration (default: %(default)s)")
-    add("--samples", type=positive, default=8, help="responses to each prompt (default: %(default)s)")
-    add("--prompt-tokens", type=positive, default=512, help="length of every prompt (default: %(default)s)")
-    add("--new-tokens", type=positive, default=512, help="length of every response (default: %(default)s)")
-    add(
-        "--micro-batch-tokens",
-        type=positive,
-        default=16384,
-        help="tokens that a rank computes in one pass, at most (default: %(default)s)",
-    )
+    add_batch(parser, prompts=32)
     add("--reference", action="store_true", help="with a reference model and a KL term (default: without)")
     add("--warm-up", type=whole, default=1, help="first iterations that are not counted (default: %(default)s)")
     add(
@@ -69,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="any other key of the configuration, as for hybridflow run; may be repeated",
     )
-    add("--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)")
+    add_output(parser)
     add("--logs", default=None, metavar="FOLDER", help="keeps the logs of the run's ranks and engines (default: none)")
     return parser.parse_args(arguments)
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.command_line import Parser, check_writable, mistakes_in_a_line, positive
+from benchmarks.command_line import Parser, add_batch, add_output, check_writable, mistakes_in_a_line, positive
 from benchmarks.iteration import PEAK_FLOPS
 from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES, model_arguments, versions
 from configs.schema import RunConfig
@@ -66,16 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
     add("--layers", type=positive, default=None, help="how many of the shape's layers (default: all)")
-    add("--prompts", type=positive, default=8, help="prompts of the batch (default: %(default)s)")
-    add("--samples", type=positive, default=8, help="responses to each prompt (default: %(default)s)")
-    add("--prompt-tokens", type=positive, default=512, help="length of every prompt (default: %(default)s)")
-    add("--new-tokens", type=positive, default=512, help="length of every response (default: %(default)s)")
-    add(
-        "--micro-batch-tokens",
-        type=positive,
-        default=16384,
-        help="tokens that are computed in one pass, at most (default: %(default)s)",
-    )
+    add_batch(parser, prompts=8)
     add(
         "--chunk-tokens",
         type=positive,
@@ -85,7 +76,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--repetitions", type=positive, default=3, help="of which the median is shown (default: %(default)s)")
     add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="what is measured (default: all)")
     add("--profile", action="store_true", help="prints where the first variant's GPU time goes (default: not)")
-    add("--output", default=None, metavar="FILE", help="writes the numbers there as JSON too (default: none)")
+    add_output(parser)
     return parser.parse_args(arguments)
 
 
