@@ -34,6 +34,8 @@ from workers.returning import GONE_WITHIN_S, config_for_workers_left, too_few_wo
 
 logger = logging.getLogger(__name__)
 StateMethod = Callable[[RankActor, str, tuple[str, ...], int], Envelope]
+SHUTDOWN_S = 60.0
+"""Until ranks that do not end what they have started are killed."""
 Place = tuple[int, int, int, int]
 """Rank in its pool, size of the pool; rank in its process group, size of the group."""
 _PLACES: dict[str, Place] = {}
@@ -234,20 +236,21 @@ class Ranks:
     async def close(self) -> None:
         """End engines, reward processes and process groups; the workers stay for the next run.
 
-        Workers of broken ranks hold what nobody can take from them: their processes are killed.
+        Workers of broken ranks hold what nobody can take from them: their processes are killed. So are those of ranks
+        that break here, with a warning: how the run ended was settled before.
         """
-        if self.broken:
-            self._hang_up()
-            await self._kill_what_is_left()
-            return
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
-        self.pools.clear()
-        try:
-            if everyone:
+        if everyone and not self.broken:
+            try:
                 calls = [rank.line.call(RankActor.shutdown) for rank in everyone]
-                await self._answers(calls, everyone, 60.0, "shutdown")
-        finally:
-            self._hang_up()
+                await self._answers(calls, everyone, SHUTDOWN_S, "shutdown")
+            except (RankError, UserError) as error:
+                details = error.details if isinstance(error, RankError) else ""
+                logger.warning("%s: what it holds is given up, by killing its processes\n%s", error, details)
+        self._hang_up()
+        if self.broken:
+            await self._kill_what_is_left()
+        self.pools.clear()
 
     async def _kill_what_is_left(self) -> None:
         addresses = self._placed | {rank.address for pool in self.pools.values() for rank in pool.ranks}
@@ -256,7 +259,7 @@ class Ranks:
             await check_scheduler(self.client, self.config, self.run_dir)
             await kill_workers(self.client, addresses, timeout_s=self.config.cluster.start_timeout_s)
         except (UserError, OSError) as error:  # OSError: TimeoutError, or a scheduler that ends now
-            logger.warning("workers of a run that failed are left as they are: %s", error)
+            logger.warning("workers of ranks that failed are left as they are: %s", error)
 
     async def save(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Copy the roles' weights, optimizers and schedules, to be written below `path`; returns their versions.

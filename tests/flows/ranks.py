@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from workers.data_plane import DataPlane
+from workers.envelope import Envelope
 from workers.rank_actor import RankActor, RankSpec
 from workers.rank_context import RankContext
 
@@ -27,3 +30,14 @@ class PaddingForbidden(RankActor):
         np.pad = refuse
         PreTrainedTokenizerBase.pad = refuse
         return super().build(spec, plane)
+
+
+class LostInShutdown(RankActor):
+    """The first rank is killed when it is asked to end."""
+
+    def shutdown(self) -> Envelope:
+        assert self._spec is not None
+        if self._spec.global_rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer: Envelope = super().shutdown()
+        return answer

@@ -34,7 +34,7 @@ from storage.run_directory import RunDirectory
 from storage.run_status import read_status
 from storage.timeline import read_timeline
 from storage.token_text import TokenTexts
-from tests.flows.ranks import PaddingForbidden
+from tests.flows.ranks import LostInShutdown, PaddingForbidden
 from tests.flows.tiny_runs import final_weights, largest_difference, ppo_config, write_inputs
 from tests.sockets import Listening, exposed, watched
 from workers.checkpoint_io import read_model
@@ -128,6 +128,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> di
                 done[name] = await open_session.resume(directory, again)
                 if name in ELASTIC:
                     await resumed(open_session, done, name, folder)
+            losing = type(open_session)(**{**vars(open_session), "actor_class": LostInShutdown})
+            done["lost"] = await losing.run(ppo_config(inputs, name="lost", training={"num_iterations": 1}))
             return done
 
     return asyncio.run(everything())
@@ -136,6 +138,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, sockets: Listening) -> di
 def test_the_run_completes_without_padding_anywhere(finished: dict[str, RunSummary]) -> None:
     assert finished["run"].status == "completed"
     assert finished["run"].iterations == 2
+
+
+def test_a_rank_that_is_lost_when_all_is_done_does_not_fail_the_run(finished: dict[str, RunSummary]) -> None:
+    lost = Path(finished["lost"].run_dir)
+    assert (finished["lost"].status, finished["lost"].iterations) == ("completed", 1)
+    status = read_status(lost)
+    assert status is not None and status.state == "completed"
+    assert "rank 0 was lost in shutdown: what it holds is given up" in (lost / "logs" / "controller.log").read_text()
 
 
 def test_everything_listens_on_the_loopback_address(finished: dict[str, RunSummary], sockets: Listening) -> None:
