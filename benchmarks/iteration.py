@@ -38,6 +38,7 @@ from benchmarks.command_line import mistakes_in_a_line
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.iteration_options import PROGRAM, as_options, check_machine, checked, naming_options, parse
 from benchmarks.reshard import SHAPE_NAMES, model_arguments, versions
+from benchmarks.scaling import base_of, num_ranks, scaling
 from configs.checks import config_warnings
 from configs.loader import load_config
 from configs.schema import RunConfig
@@ -61,7 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     with mistakes_in_a_line(PROGRAM), tempfile.TemporaryDirectory(prefix="iteration-") as folder:
         check_machine(options)
+        base = base_of(options.against, options) if options.against else None
         result = measured(options, Path(folder), run)
+    if base is not None:
+        grown = scaling(
+            base, tokens_per_s=result["tokens_per_s"], prompts=options.prompts, ranks=num_ranks(vars(options))
+        )
+        result["scaling"] = {**grown.to_json(), "sentence": str(grown)}
     print(report(result, options))
     if options.output:
         Path(options.output).write_text(json.dumps({**result, "options": vars(options)}, indent=1))
@@ -284,6 +291,7 @@ def report(result: Result, options: argparse.Namespace) -> str:
         f"samples, {options.prompt_tokens} + {options.new_tokens} tokens {' '.join(options.set)}",
         f"iteration {result['iteration_s']:.2f} s, {result['tokens_per_s']:,.0f} tokens/s",
     ]
+    lines += [result["scaling"]["sentence"]] if "scaling" in result else []
     lines += [
         f"  {name:32s} {seconds:8.3f} s  {seconds / result['iteration_s']:6.1%}"
         + (f"  idle {_shares(idle)}" if (idle := result["stages_idle"].get(name)) else "")

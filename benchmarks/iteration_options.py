@@ -61,6 +61,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="any other key of the configuration, as for hybridflow run; may be repeated",
     )
     add_output(parser)
+    add(
+        "--against",
+        default=None,
+        metavar="FILE",
+        help="what --output of a run on fewer GPUs has written: prints how the throughput has grown (default: none)",
+    )
     add("--logs", default=None, metavar="FOLDER", help="keeps the logs of the run's ranks and engines (default: none)")
     return parser.parse_args(arguments)
 

@@ -32,12 +32,14 @@ SHAPE_HELP = (
     "(default: %(default)s)"
 )
 PROGRAM = "python -m benchmarks.reshard"
+BARE = "bare all-gather"
 COLUMNS = (
     ("tp", "TP", "d"),
     ("sharding", "sharding", "s"),
     ("way", "way", "s"),
     ("seconds", "seconds", ".4f"),
     ("times", "x ours", ".2f"),
+    ("over_bare", "x bare", ".2f"),
     ("transition_s", "transition", ".4f"),
     ("received_gb", "received GB", ".4f"),
     ("planned_gb", "plan GB", ".4f"),
@@ -179,12 +181,17 @@ def run_rank(job: dict[str, Any], rank: int) -> None:
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each way's seconds over ours of the same case."""
-    ours = {(row["tp"], row["sharding"]): row["seconds"] for row in rows if row["way"] == "ours"}
-    return [
-        row if row["way"].startswith("update") else {**row, "times": row["seconds"] / ours[row["tp"], row["sharding"]]}
-        for row in rows
-    ]
+    """Each way's seconds over ours, and over the bare all-gather's, of the same case."""
+    ways = {(row["tp"], row["sharding"], row["way"]): row["seconds"] for row in rows}
+
+    def ratios(row: dict[str, Any]) -> dict[str, float]:
+        if row["way"].startswith("update"):
+            return {}
+        others = {"times": "ours", "over_bare": BARE}
+        keys = {name: (row["tp"], row["sharding"], way) for name, way in others.items()}
+        return {name: row["seconds"] / ways[key] for name, key in keys.items() if key in ways}
+
+    return [{**row, **ratios(row)} for row in rows]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

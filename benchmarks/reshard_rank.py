@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.reshard import BARE
 from benchmarks.reshard_engines import BenchedEngine, InlineSglang, MemoryEngine
 from benchmarks.reshard_model import hf_config, random_model
 from benchmarks.reshard_ways import (
@@ -29,8 +30,10 @@ from benchmarks.reshard_ways import (
 from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.shapes import SHAPES
 from workers.reshard import views
+from workers.reshard.groups import ReshardGroups
 from workers.reshard.transition import Transition
 from workers.reshard.verify import differing
+from workers.reshard.wire import Group
 
 DTYPE = torch.bfloat16
 MIB = 1 << 20
@@ -65,6 +68,8 @@ class Bench:
     model: nn.Module
     engine: BenchedEngine
     transition: Transition
+    micro_dp: Group | None
+    """The ranks with which this one gathers its engine's slice; None: it is alone."""
 
     def timed(self, way: Any) -> Timing:
         return timed(way, self.device, self.job.repetitions)
@@ -160,10 +165,21 @@ def measure_model(
         device=device,
         bucket_bytes=job.bucket_mib * MIB,
     )
-    bench = Bench(job=job, rank=rank, device=device, model=model, engine=engine, transition=transition)
+    groups = ReshardGroups.of_layout(ReshardLayout.colocated(job.num_ranks, tp_size), dist.group.WORLD)
+    bench = Bench(
+        job=job,
+        rank=rank,
+        device=device,
+        model=model,
+        engine=engine,
+        transition=transition,
+        micro_dp=groups.micro_dp,
+    )
     rows = [{"way": "ours", **ours(bench)}]
     if tp_size == 1 and job.baselines:
-        rows += baselines(bench)
+        rows += common_ways(bench)
+    if columns_for_tp == tp_size and bench.micro_dp is not None and job.baselines:
+        rows.append(bare(bench, bench.micro_dp))
     if job.update:
         tokens = torch.randint(0, geometry.vocab_size, (2, 1024 if device.type == "cuda" else 16))
         rows.append({"way": "update (fwd+bwd)", **summary(bench.timed(update_step(model, tokens.to(device))))})
@@ -207,16 +223,21 @@ def whole_transition(bench: Bench) -> dict[str, float]:
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def baselines(bench: Bench) -> list[Row]:
-    """The common ways, and the backend's limit for the bytes."""
+def common_ways(bench: Bench) -> list[Row]:
+    """The baselines (a) and (b)."""
     rows: list[Row] = []
     for name, way in {"(a) full_tensor": by_full_tensor, "(b) flattened": by_flattened_buckets}.items():
         timing = bench.timed(lambda way=way: way(bench.model, bench.engine, DTYPE))
         rows.append({"way": name, **summary(timing), "mismatches": bench.mismatches()})
+    return rows
+
+
+def bare(bench: Bench, group: Group) -> Row:
+    """The backend's own all-gather of the engine's slice over the ranks that hold it: the limit."""
     nbytes = sum(tensor.nbytes for tensor in bench.engine.weights().values())
-    timing = bench.timed(bare_gather(nbytes, bench.device))
-    received = nbytes * (bench.job.num_ranks - 1) / bench.job.num_ranks
-    return [*rows, {"way": "bare all-gather", **summary(timing), "received_gb": received / 1e9}]
+    size = dist.get_world_size(group)
+    timing = bench.timed(bare_gather(nbytes, group, bench.device))
+    return {"way": BARE, **summary(timing), "received_gb": nbytes * (size - 1) / size / 1e9}
 
 
 def summary(timing: Timing) -> Row:

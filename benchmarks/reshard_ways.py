@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.reshard_engines import BenchedEngine, NamedTensors
 from workers.parameters import whole_tensor
-from workers.reshard.wire import Pending, Wire
+from workers.reshard.wire import Group, Pending, Wire
 
 BASELINE_BUCKET_BYTES = 512 << 20
 MESSAGE_BYTES = 1 << 30
@@ -68,9 +68,9 @@ def by_flattened_buckets(model: nn.Module, engine: BenchedEngine, dtype: torch.d
     engine.load(_buckets(whole), flattened=True)
 
 
-def bare_gather(nbytes: int, device: torch.device) -> Callable[[], None]:
-    """An all-gather over all ranks that leaves `nbytes` on each, in place, message after message."""
-    size = dist.get_world_size()
+def bare_gather(nbytes: int, group: Group, device: torch.device) -> Callable[[], None]:
+    """An all-gather over the group's ranks that leaves `nbytes` on each, in place, message after message."""
+    size = dist.get_world_size(group)
     share = max(16, min(MESSAGE_BYTES, nbytes) // size // 16 * 16)
     buffer = torch.zeros(share * size, dtype=torch.uint8, device=device)
     rest = nbytes % buffer.nbytes // size // 16 * 16
@@ -79,7 +79,7 @@ def bare_gather(nbytes: int, device: torch.device) -> Callable[[], None]:
     def gather() -> None:
         wire, pending = Wire(), list[Pending]()
         for message in messages:
-            pending += wire.gather_in_place([message], dist.group.WORLD)
+            pending += wire.gather_in_place([message], group)
         for work in pending:
             work.wait()
 

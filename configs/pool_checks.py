@@ -48,7 +48,12 @@ def pools_with_ranks(config: RunConfig) -> list[PoolRanks]:
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
     """Of `rollout.tensor_parallel_size`, and of `min_ranks` of the default pool or of each."""
-    resources = config.resources
+    resources, rollout = config.resources, config.rollout
+    if rollout.tensor_parallel_size > 1 and rollout.engine != "sglang":
+        yield (
+            f"rollout.tensor_parallel_size: {rollout.tensor_parallel_size} is of SGLang's engines, and "
+            f"rollout.engine is {rollout.engine}; set it to 1"
+        )
     if resources.pools and resources.min_ranks is not None:
         yield (
             f"resources.min_ranks: {resources.min_ranks} is of the default pool, and there are others; set min_ranks "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reshard import main
+from benchmarks.reshard import BARE, main
 
 
 def test_every_way_brings_every_parameter_and_bytes_are_the_plans(
@@ -22,4 +22,19 @@ def test_every_way_brings_every_parameter_and_bytes_are_the_plans(
     counted = {row["sharding"]: row for row in rows if row["way"] == "ours" and row["tp"] == 2}
     assert all(row["received_gb"] == row["planned_gb"] for row in counted.values())
     assert 0 < counted["columns"]["received_gb"] < counted["rows"]["received_gb"]
-    assert "bare all-gather" in capsys.readouterr().out
+    assert {(row["tp"], row["sharding"]) for row in rows if row["way"] == BARE} == {(1, "rows")}, "TP 2 of 2 has none"
+    ours, bare = (next(row for row in rows if row["tp"] == 1 and row["way"] == way) for way in ("ours", BARE))
+    assert ours["over_bare"] == ours["seconds"] / bare["seconds"] and bare["received_gb"] == ours["received_gb"]
+    assert "x bare" in capsys.readouterr().out
+
+
+def test_four_ranks_of_two_engines_have_the_limit_of_their_own_group(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "reshard.json"
+    main(["--shape", "tiny", "--tp", "2", "--ranks", "4", "--repetitions", "1", "--output", str(output)])
+    rows = json.loads(output.read_text())["rows"]
+    (bare,) = (row for row in rows if row["way"] == BARE)
+    ours = {row["sharding"]: row for row in rows if row["way"] == "ours"}
+    assert bare["sharding"] == "columns" and bare["received_gb"] == pytest.approx(ours["columns"]["received_gb"], 0.01)
+    assert "over_bare" in ours["columns"] and "over_bare" not in ours["rows"]

@@ -217,6 +217,10 @@ IMPOSSIBLE = [
         "rollout={engine: sglang, tensor_parallel_size: 2}",
         line=("rollout.tensor_parallel_size", "2 does not divide the 3 ranks of pool 'b'"),
     ),
+    mistake(
+        "rollout.tensor_parallel_size=2",
+        line=("rollout.tensor_parallel_size", "2 is of SGLang's engines", "rollout.engine is torch", "set it to 1"),
+    ),
     mistake("resources.placement={actor: big}", line=("resources.placement.actor", "'big'", "main", "resources.pools")),
     mistake(
         "resources={pools: {a: {ranks: 2}, b: {ranks: 1}}, num_ranks: 3}",

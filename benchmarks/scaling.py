@@ -1,0 +1,88 @@
+"""How the throughput of `benchmarks.iteration` grows with the number of GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.errors import UserError
+
+EQUAL = ("shape", "engine", "tp", "samples", "prompt_tokens", "new_tokens", "micro_batch_tokens", "reference", "set")
+"""Options that both runs have to share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The run to compare with. ranks: GPUs, or processes where there are none."""
+
+    ranks: int
+    prompts: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """kind: strong (the same batch on more ranks) or weak (the batch grows with them). share: of ideal growth."""
+
+    kind: str
+    ranks: tuple[int, int]
+    ratio: float
+    share: float
+
+    def __str__(self) -> str:
+        grown = f"{self.ratio:.2f} times the tokens/s, {self.share:.1%} of ideal"
+        return f"{self.kind} scaling from {self.ranks[0]} to {self.ranks[1]}: {grown}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def base_of(path: str, options: argparse.Namespace) -> Base:
+    """What `--output` of an earlier run holds. Raises UserError where the two cannot be compared."""
+    option = f"--against {path}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        theirs: Mapping[str, Any] = document["options"]
+        base = Base(
+            ranks=num_ranks(theirs), prompts=int(theirs["prompts"]), tokens_per_s=float(document["tokens_per_s"])
+        )
+    except OSError as error:
+        raise UserError(f"{option}: {error.strerror}; name what --output of another run has written") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{option}: is not what --output of this benchmark writes") from error
+    ours = vars(options)
+    for name in EQUAL:
+        if theirs.get(name) != ours[name]:
+            there, typed = theirs.get(name), name.replace("_", "-")
+            raise UserError(f"{option}: was made with --{typed} {there}, this run has {ours[name]}; make them the same")
+    if (theirs.get("gpus") == 0) != (options.gpus == 0):
+        raise UserError(f"{option}: one of the two runs is on GPUs and the other is not")
+    if kind_of(base, prompts=options.prompts, ranks=num_ranks(ours)) is None:
+        wanted = base.prompts * num_ranks(ours) / base.ranks
+        weak = f", or --prompts {wanted:.0f} for weak" if wanted == int(wanted) else ""
+        raise UserError(f"{option}: had --prompts {base.prompts}; the same for strong scaling{weak}")
+    return base
+
+
+def num_ranks(options: Mapping[str, Any]) -> int:
+    """GPUs of the options, or processes where there are none."""
+    return int(options["gpus"] or options["ranks"] or 1)
+
+
+def kind_of(base: Base, *, prompts: int, ranks: int) -> str | None:
+    """strong, weak, or None where the batch is neither the same nor grows with the ranks."""
+    if prompts == base.prompts:
+        return "strong"
+    return "weak" if prompts * base.ranks == base.prompts * ranks else None
+
+
+def scaling(base: Base, *, tokens_per_s: float, prompts: int, ranks: int) -> Scaling:
+    kind = kind_of(base, prompts=prompts, ranks=ranks)
+    if kind is None:
+        raise ValueError("batches of neither kind of scaling")
+    ratio = tokens_per_s / base.tokens_per_s
+    return Scaling(kind=kind, ranks=(base.ranks, ranks), ratio=ratio, share=ratio * base.ranks / ranks)

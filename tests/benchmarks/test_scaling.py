@@ -1,0 +1,79 @@
+"""How throughput grows, and which runs cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import iteration
+from benchmarks.iteration_options import parse
+from benchmarks.scaling import base_of, num_ranks, scaling
+
+SIZES = ["--shape", "7b", "--micro-batch-tokens", "9216", "--set", "actor.fsdp.compile=true"]
+
+
+def written(folder: Path, *arguments: str, tokens_per_s: float = 100.0) -> str:
+    """The file that a run with these options leaves."""
+    path = folder / "base.json"
+    path.write_text(json.dumps({"tokens_per_s": tokens_per_s, "options": vars(parse([*SIZES, *arguments]))}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind", "sentence"),
+    [
+        ("64", "strong", "strong scaling from 4 to 8: 1.70 times the tokens/s, 85.0% of ideal"),
+        ("128", "weak", "weak scaling from 4 to 8: 1.70 times the tokens/s, 85.0% of ideal"),
+    ],
+)
+def test_growth_is_the_ratio_of_throughputs_over_that_of_gpus(
+    prompts: str, kind: str, sentence: str, tmp_path: Path
+) -> None:
+    options = parse([*SIZES, "--gpus", "8", "--prompts", prompts])
+    base = base_of(written(tmp_path, "--gpus", "4", "--prompts", "64"), options)
+    grown = scaling(base, tokens_per_s=170.0, prompts=options.prompts, ranks=num_ranks(vars(options)))
+    assert (grown.kind, str(grown)) == (kind, sentence)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "complaint"),
+    [
+        (["--gpus", "4", "--prompts", "48"], "had --prompts 48; the same for strong scaling, or --prompts 96 for weak"),
+        (["--gpus", "4", "--samples", "4"], "was made with --samples 4, this run has 8"),
+        (["--gpus", "4", "--set", "seed=1"], "was made with --set"),
+        (["--ranks", "4"], "one of the two runs is on GPUs"),
+    ],
+)
+def test_runs_of_other_work_are_not_compared(
+    theirs: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(iteration, "check_machine", lambda options: None)  # as on a machine with GPUs
+    against = written(tmp_path, *theirs)
+    with pytest.raises(SystemExit) as end:
+        iteration.main([*SIZES, "--gpus", "8", "--against", against])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--against {against}" in line and complaint in line
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "No such file"), ("{}", "is not what --output"), ("[1", "is not what --output"), ("[]", "is not what")],
+)
+def test_a_file_that_no_run_wrote_is_one_line(
+    content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "base.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit) as end:
+        iteration.main(["--engine", "torch", "--against", str(path)])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--against {path}" in line and complaint in line
