@@ -72,13 +72,14 @@ def cast_all_into(targets: Sequence[Tensor], sources: Sequence[Tensor], bucket: 
 
     The host takes longer over a launch of its own for each of some hundred tensors than the device over the casts.
     """
-    pairs = list(zip(targets, sources, strict=True))
-    here = [(target, source) for target, source in pairs if source.device == target.device]
-    if here:
-        torch._foreach_copy_([target for target, _ in here], [source for _, source in here])
-    for target, source in pairs:
-        if source.device != target.device:
-            copy_in_chunks(target, source, bucket)
+    fused: list[tuple[Tensor, Tensor]] = []
+    for target, source in zip(targets, sources, strict=True):
+        if source.device == target.device and source.stride() == target.stride():
+            fused.append((target, source))
+        else:  # one such pair would make torch launch all of them one by one
+            cast_into(target, source, bucket)
+    if fused:
+        torch._foreach_copy_([target for target, _ in fused], [source for _, source in fused])
 
 
 def copy_in_chunks(target: Tensor, source: Tensor, bucket: Bucket) -> None:

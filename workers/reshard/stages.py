@@ -151,9 +151,11 @@ class FlatStage:
         return ends.wire.gather_in_place([buffer], self.group)
 
     def drain(self, buffer: Tensor, ends: Ends) -> None:
-        arrived = torch.split(self._rows(buffer, ends), list(self.lengths), dim=1)
+        # by rank, so that both ends are contiguous: of strided ones torch would launch each copy by itself
         targets = [ends.target(gather.destination, gather.target).view(self.size, -1) for gather in self.gathers]
-        cast_all_into(targets, arrived, ends.bucket)
+        of_ranks = zip(*(target.unbind() for target in targets), strict=True)
+        for row, of_rank in zip(self._rows(buffer, ends), of_ranks, strict=True):
+            cast_all_into(of_rank, torch.split(row, list(self.lengths)), ends.bucket)
 
     def _rows(self, buffer: Tensor, ends: Ends) -> Tensor:
         """[size, elements of all shards of one rank]"""
