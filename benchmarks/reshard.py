@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import wait
@@ -54,11 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     with mistakes_in_a_line(PROGRAM):
         check(options)
-        results = [measure(options, size) for size in options.tp]
-    rows = with_ratios([row for result in results for row in result["rows"]])
-    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {results[0]['device']}, {versions()}")
+        rows: list[dict[str, Any]] = []
+        for size in options.tp:  # each is kept as soon as it is there
+            result = measure(options, size)
+            rows += with_ratios(result["rows"])
+            document = {**result, "rows": rows, "options": vars(options)}
+            Path(options.output).write_text(json.dumps(document, indent=1))
+            print(f"TP {size} is measured: {options.output}", file=sys.stderr, flush=True)
+    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {result['device']}, {versions()}")
     print(table(rows))
-    Path(options.output).write_text(json.dumps({**results[0], "rows": rows, "options": vars(options)}, indent=1))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,9 @@ from workers.reshard.wire import Group
 
 DTYPE = torch.bfloat16
 MIB = 1 << 20
+FAILED = 1
+COLLECTIVES = timedelta(minutes=4)
+"""After which a rank gives up on the others."""
 Row = dict[str, Any]
 
 
@@ -109,6 +116,7 @@ def run(job: Job, rank: int) -> None:
         init_method=f"file://{job.folder}/store",
         rank=rank,
         world_size=job.num_ranks,
+        timeout=COLLECTIVES,
         device_id=device if device.type == "cuda" else None,
     )
     rows = measure_tp(job, job.tp_size, rank, device)
@@ -146,8 +154,11 @@ def started(job: Job, tp_size: int, rank: int, device: torch.device) -> Iterator
         engine = InlineSglang(config, layout, rank, device, folder, memory_fraction=job.memory_fraction)
     try:
         yield engine
-    finally:
-        engine.shutdown()
+    except BaseException:  # noqa: BLE001 - told below; the engine's own end would wait for ranks in a collective
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(FAILED)
+    engine.shutdown()
 
 
 def measure_model(

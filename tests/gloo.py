@@ -92,6 +92,8 @@ def _rank_main(
         # plain pickle: the pipe's own would share a tensor's memory, which ends with this process
         reply = pickle.dumps((True, fn(rank, world_size, *args)))
     except Exception:  # noqa: BLE001 - carried to the parent, which raises it
-        reply = pickle.dumps((False, traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        return
     pipe.send_bytes(reply)
+    dist.barrier()  # another one may still be connecting to this one, in a group that it is about to make
     dist.destroy_process_group()

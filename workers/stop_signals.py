@@ -33,6 +33,13 @@ def kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def keep_blocked() -> None:
+    """Of a process that was started inside of `kept_from_children`, for what it starts by `multiprocessing`'s spawn:
+    that starts a resource tracker first, which would unblock both signals here."""
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 @types.coroutine
 def started_within(work: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
     """`await work`, each of its steps inside of `kept_from_children`; between them this thread gets its signals."""

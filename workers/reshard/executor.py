@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import slices
+from pipeline.reshard.boxes import numel, slices
 from pipeline.reshard.plan import ReshardPlan, Scope
 from workers.reshard.bucket import MIB, Bucket, cast_all_into, cast_into
 from workers.reshard.groups import ReshardGroups
@@ -102,7 +102,8 @@ class Resharder:
         """Make the views of the engine's parameters, at the first run only: their memory never moves."""
         if engine is self._viewed:
             return
-        rows = [gather for gather in self.plan.gathers if gather.dim == 0]
+        # the embedding, first in a model, would make the first launch a large one
+        rows = sorted((g for g in self.plan.gathers if g.dim == 0), key=lambda gather: numel(gather.target))
         flat = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
         if self._size("micro_dp") > 1:
             group = self.plan.group(self.rank, "micro_dp")
@@ -153,12 +154,10 @@ class Resharder:
                 itemsize=itemsize,
             )
             return stages
-        for gather in self.plan.gathers:
-            if gather.dim == 1:
-                stages += column_stages(
-                    gather, place=place, size=size, group=group, half_bytes=half_bytes, itemsize=itemsize
-                )
-        return stages
+        columns = [gather for gather in self.plan.gathers if gather.dim == 1]
+        return stages + column_stages(
+            columns, place=place, size=size, group=group, half_bytes=half_bytes, itemsize=itemsize
+        )
 
     def _size(self, scope: Scope) -> int:
         if scope == "micro_dp" and not self.plan.layout.is_colocated:

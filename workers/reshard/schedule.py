@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from configs.errors import UserError
 from pipeline.reshard.boxes import Box, numel, with_dim
 from pipeline.reshard.plan import Copy, FlatGather, Gather
-from workers.reshard.stages import ColumnStage, ExchangeStage, FlatStage
+from workers.reshard.stages import ColumnRows, ColumnStage, ExchangeStage, FlatStage
 from workers.reshard.wire import Group
 
 CHUNKS_PER_ROUND = 8
@@ -15,26 +15,35 @@ CHUNKS_PER_ROUND = 8
 
 
 def column_stages(
-    gather: Gather, *, place: int, size: int, group: Group, half_bytes: int, itemsize: int
+    gathers: Sequence[Gather], *, place: int, size: int, group: Group, half_bytes: int, itemsize: int
 ) -> list[ColumnStage]:
-    """As many rows a stage as fit a half. Raises UserError when one row does not."""
-    (_, num_rows), (start, stop) = gather.target
-    row_bytes = (stop - start) * itemsize
-    rows = half_bytes // row_bytes
-    if not rows:
-        raise too_small(gather.parameter, row_bytes, half_bytes)
+    """As many rows, of as many parameters, a stage as fit a half. Raises UserError when one row does not."""
     return [
-        ColumnStage(
-            gather=gather,
-            start_row=first,
-            stop_row=min(first + rows, num_rows),
-            place=place,
-            size=size,
-            group=group,
-            itemsize=itemsize,
-        )
-        for first in range(0, num_rows, rows)
+        ColumnStage(parts=tuple(parts), place=place, size=size, group=group, itemsize=itemsize)
+        for parts in _filled(gathers, half_bytes // itemsize, itemsize)
     ]
+
+
+def _filled(gathers: Sequence[Gather], capacity: int, itemsize: int) -> Iterator[list[ColumnRows]]:
+    parts: list[ColumnRows] = []
+    left = capacity
+    for gather in gathers:
+        (_, num_rows), (first, last) = gather.target
+        row = last - first
+        if row > capacity:
+            raise too_small(gather.parameter, row * itemsize, capacity * itemsize)
+        start = 0
+        while start < num_rows:
+            stop = min(start + left // row, num_rows)
+            if stop == start:
+                yield parts
+                parts, left = [], capacity
+                continue
+            parts.append(ColumnRows(gather=gather, start=start, stop=stop))
+            left -= parts[-1].numel
+            start = stop
+    if parts:
+        yield parts
 
 
 def flat_stages(

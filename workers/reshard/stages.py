@@ -90,16 +90,34 @@ def _land(stage: Stage, buffer: Tensor, pending: Sequence[Pending], ends: Ends) 
     stage.drain(buffer, ends)
 
 
+def rows_of_ranks(buffer: Tensor, ends: Ends, size: int) -> Tensor:
+    """[size, elements of all shards of one rank]"""
+    return buffer.view(ends.dtype).view(size, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnRows:
+    """Rows [start, stop) of a gather along dim 1."""
+
+    gather: Gather
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        first, last = self.gather.target[1]
+        return (self.stop - self.start) * (last - first)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnStage:
-    """Rows [start, stop) of a gather along dim 1: shards arrive one after the other, and go side by side.
+    """Gathers along dim 1: shards arrive one after the other, those of a rank in one row of the buffer, and go side by
+    side.
 
     place: this rank's place in the group, of `size`.
     """
 
-    gather: Gather
-    start_row: int
-    stop_row: int
+    parts: tuple[ColumnRows, ...]
     place: int
     size: int
     group: Group
@@ -107,24 +125,26 @@ class ColumnStage:
 
     @property
     def nbytes(self) -> int:
-        start, stop = self.gather.target[1]
-        return (self.stop_row - self.start_row) * (stop - start) * self.itemsize
+        return sum(part.numel for part in self.parts) * self.itemsize
 
     def fill(self, buffer: Tensor, ends: Ends) -> None:
-        rows = ends.shards[self.gather.parameter][self.start_row : self.stop_row]
-        cast_into(self._shards(buffer, ends)[self.place], rows, ends.bucket)
+        shards = [ends.shards[part.gather.parameter][part.start : part.stop] for part in self.parts]
+        own = self._split(rows_of_ranks(buffer, ends, self.size)[self.place])
+        cast_all_into([piece.view(shard.shape) for piece, shard in zip(own, shards, strict=True)], shards, ends.bucket)
 
     def start(self, buffer: Tensor, ends: Ends) -> list[Pending]:
         return ends.wire.gather_in_place([buffer], self.group)
 
     def drain(self, buffer: Tensor, ends: Ends) -> None:
-        target = ends.target(self.gather.destination, self.gather.target)[self.start_row : self.stop_row]
-        side_by_side = target.view(len(target), self.size, -1)  # [rows, size, columns of one shard]
-        side_by_side.copy_(self._shards(buffer, ends).transpose(0, 1))
+        arrived = self._split(rows_of_ranks(buffer, ends, self.size))  # each [size, elements of one shard]
+        for part, shards in zip(self.parts, arrived, strict=True):
+            target = ends.target(part.gather.destination, part.gather.target)[part.start : part.stop]
+            num_rows = part.stop - part.start
+            side_by_side = target.view(num_rows, self.size, -1)  # [rows, size, columns of one shard]
+            side_by_side.copy_(shards.view(self.size, num_rows, -1).transpose(0, 1))
 
-    def _shards(self, buffer: Tensor, ends: Ends) -> Tensor:
-        """[size, rows, columns of one shard]"""
-        return buffer.view(ends.dtype).view(self.size, self.stop_row - self.start_row, -1)
+    def _split(self, elements: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(elements, [part.numel // self.size for part in self.parts], dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +164,7 @@ class FlatStage:
         return sum(self.lengths) * self.size * self.itemsize
 
     def fill(self, buffer: Tensor, ends: Ends) -> None:
-        own = torch.split(self._rows(buffer, ends)[self.place], list(self.lengths))
+        own = torch.split(rows_of_ranks(buffer, ends, self.size)[self.place], list(self.lengths))
         cast_all_into(own, [ends.shards[gather.parameter].reshape(-1) for gather in self.gathers], ends.bucket)
 
     def start(self, buffer: Tensor, ends: Ends) -> list[Pending]:
@@ -154,12 +174,8 @@ class FlatStage:
         # by rank, so that both ends are contiguous: of strided ones torch would launch each copy by itself
         targets = [ends.target(gather.destination, gather.target).view(self.size, -1) for gather in self.gathers]
         of_ranks = zip(*(target.unbind() for target in targets), strict=True)
-        for row, of_rank in zip(self._rows(buffer, ends), of_ranks, strict=True):
+        for row, of_rank in zip(rows_of_ranks(buffer, ends, self.size), of_ranks, strict=True):
             cast_all_into(of_rank, torch.split(row, list(self.lengths)), ends.bucket)
-
-    def _rows(self, buffer: Tensor, ends: Ends) -> Tensor:
-        """[size, elements of all shards of one rank]"""
-        return buffer.view(ends.dtype).view(self.size, -1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from tests.models import tiny_config
 from workers.engines.base import GenerateRequest
 from workers.engines.sglang.engine import _draws, with_remedy
 from workers.engines.sglang.handles import Exported, FileHandle, refuse_expandable_segments
+from workers.engines.sglang.process import environment
 from workers.engines.sglang.setup import engine_spec, write_model_dir
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -48,6 +49,16 @@ def test_arguments_of_the_user_are_the_engines(tmp_path: Path) -> None:
         **{name: value for name, value in given.items() if name != "page_size"},
         "attention_backend": "triton",
     }
+
+
+def test_what_engines_compile_outlives_their_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    spec = engine_spec(run_config(), model(), device=CPU, folder=tmp_path)
+    first, second = (environment(spec, str(tmp_path / name)) for name in ("a", "b"))
+    assert first["TMPDIR"] != second["TMPDIR"] and first["TORCHINDUCTOR_CACHE_DIR"] == second["TORCHINDUCTOR_CACHE_DIR"]
+    assert tmp_path not in Path(first["TORCHINDUCTOR_CACHE_DIR"]).parents
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
+    assert environment(spec, str(tmp_path))["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
 
 
 def test_a_tensor_parallel_size_must_divide_the_ranks(tmp_path: Path) -> None:

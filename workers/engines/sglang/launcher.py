@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workers.engines.sglang.process import remove_leftovers
 from workers.engines.sglang.spec import HANDLES, EngineSpec
 from workers.progress import STAGE
+from workers.stop_signals import keep_blocked
 
 if TYPE_CHECKING:
     from workers.engines.sglang.generation import Generation
@@ -190,6 +191,7 @@ def serve(channel: Channel, tree: Tree) -> None:
 
 
 def main() -> None:
+    keep_blocked()
     tree = Tree(os.environ[HANDLES])
     watch_parent(tree)
     serve(Channel(int(sys.argv[1]), tree), tree)

@@ -34,6 +34,8 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 CPU_KERNEL_NAMES = Path(__file__).parent / "cpu"
 """Put on the path of engines on a CPU: the names that SGLang imports from kernels of which there is no CPU build."""
 LOG_TAIL_BYTES = 1 << 16
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""torch's default is a folder of the temporary files."""
 
 
 class EngineDied(Exception):
@@ -161,13 +163,14 @@ def launch(channel: int, output: BinaryIO, variables: dict[str, str]) -> subproc
 
 def environment(spec: EngineSpec, folder: str) -> dict[str, str]:
     """This process' own, without what a distributed launcher put there, with this project on the path and
-    temporary files where they are removed at the end."""
+    temporary files where they are removed at the end, but for the compiler's cache: the next engine starts sooner."""
     mine = {k: v for k, v in os.environ.items() if k not in RENDEZVOUS and not k.startswith("TORCHELASTIC_")}
     path = [str(PACKAGE_ROOT), *filter(None, [mine.get("PYTHONPATH")])]
     if spec.device == "cpu" and find_spec("sgl_kernel") is None:
         path.append(str(CPU_KERNEL_NAMES))
     cpu = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""} if spec.device == "cpu" else {}
-    ours = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": folder, HANDLES: folder}
+    compiled = mine.get(INDUCTOR_CACHE) or os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    ours = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": folder, HANDLES: folder, INDUCTOR_CACHE: compiled}
     ours |= dict.fromkeys(VARIABLES, loopback_interface())  # an engine is of one host
     return {**mine, **cpu, **ours, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
