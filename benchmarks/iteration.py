@@ -62,14 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     with mistakes_in_a_line(PROGRAM), tempfile.TemporaryDirectory(prefix="iteration-") as folder:
         check_machine(options)
-        base = base_of(options.against, options) if options.against else None
-        result = measured(options, Path(folder), run)
-    if base is not None:
+        software = versions(options.engine)
+        base = base_of(options.against, options, software=software) if options.against else None
+        result = {**measured(options, Path(folder), run), "software": software}
+    if base is not None and base.card == result["card"]:
         grown = scaling(
             base, tokens_per_s=result["tokens_per_s"], prompts=options.prompts, ranks=num_ranks(vars(options))
         )
         result["scaling"] = {**grown.to_json(), "sentence": str(grown)}
     print(report(result, options))
+    if base is not None and base.card != result["card"]:
+        print(f"{PROGRAM}: --against {options.against}: was made on {base.card}: not compared", file=sys.stderr)
     if options.output:
         Path(options.output).write_text(json.dumps({**result, "options": vars(options)}, indent=1))
 
@@ -285,9 +288,11 @@ def numbers(rows: Rows) -> list[str]:
 
 
 def report(result: Result, options: argparse.Namespace) -> str:
-    device = f"{options.gpus} x {result['card'] or 'GPU'}" if options.gpus else "CPU"
+    device = f"{num_ranks(vars(options))} x {(result['card'] or 'GPU') if options.gpus else 'cpu'}"
+    engine = {"sglang": f"SGLang of TP {options.tp}", "torch": "the Torch engine"}[options.engine]
     lines = [
-        f"{SHAPE_NAMES[options.shape]} on {device}, {versions()}; {options.prompts} prompts x {options.samples} "
+        f"{SHAPE_NAMES[options.shape]} on {device}, {engine}, {versions(options.engine)}; "
+        f"{options.prompts} prompts x {options.samples} "
         f"samples, {options.prompt_tokens} + {options.new_tokens} tokens {' '.join(options.set)}",
         f"iteration {result['iteration_s']:.2f} s, {result['tokens_per_s']:,.0f} tokens/s",
     ]

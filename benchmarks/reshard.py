@@ -59,10 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in options.tp:  # each is kept as soon as it is there
             result = measure(options, size)
             rows += with_ratios(result["rows"])
-            document = {**result, "rows": rows, "options": vars(options)}
+            document = {**result, "rows": rows, "software": versions(options.engine), "options": vars(options)}
             Path(options.output).write_text(json.dumps(document, indent=1))
             print(f"TP {size} is measured: {options.output}", file=sys.stderr, flush=True)
-    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {result['device']}, {versions()}")
+    engine = {"sglang": "SGLang engines", "memory": "plain tensors as engines"}[options.engine]
+    print(f"{SHAPE_NAMES[options.shape]} on {options.ranks} x {result['device']}, {engine}, {versions(options.engine)}")
     print(table(rows))
 
 
@@ -222,10 +223,11 @@ def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
     }
 
 
-def versions() -> str:
+def versions(engine: str) -> str:
+    """Of the packages that take part; SGLang only where it is the engine."""
     import importlib.metadata
 
-    names = ("torch", "sglang", "transformers")
+    names = ("torch", "sglang", "transformers") if engine == "sglang" else ("torch", "transformers")
     installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
 

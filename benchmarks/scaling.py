@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import UserError
 
-EQUAL = ("shape", "engine", "tp", "samples", "prompt_tokens", "new_tokens", "micro_batch_tokens", "reference", "set")
+EQUAL = (
+    "shape", "engine", "tp", "samples", "prompt_tokens", "new_tokens", "micro_batch_tokens", "reference", "warm_up",
+    "iterations", "set",
+)  # fmt: skip
 """Options that both runs have to share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The run to compare with. ranks: GPUs, or processes where there are none."""
+    """The run to compare with. ranks: GPUs, or processes where there are none. software, card: with which it ran."""
 
     ranks: int
     prompts: int
     tokens_per_s: float
+    software: str
+    card: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +46,22 @@ class Scaling:
         return asdict(self)
 
 
-def base_of(path: str, options: argparse.Namespace) -> Base:
-    """What `--output` of an earlier run holds. Raises UserError where the two cannot be compared."""
+def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
+    """What `--output` of an earlier run holds. Raises UserError where the two cannot be compared.
+
+    software: versions of this run.
+    """
     option = f"--against {path}"
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         theirs: Mapping[str, Any] = document["options"]
         base = Base(
-            ranks=num_ranks(theirs), prompts=int(theirs["prompts"]), tokens_per_s=float(document["tokens_per_s"])
+            ranks=num_ranks(theirs),
+            prompts=int(theirs["prompts"]),
+            tokens_per_s=float(document["tokens_per_s"]),
+            software=str(document["software"]),
+            card=document["card"],
         )
     except OSError as error:
         raise UserError(f"{option}: {error.strerror}; name what --output of another run has written") from error
@@ -59,8 +72,14 @@ def base_of(path: str, options: argparse.Namespace) -> Base:
         if theirs.get(name) != ours[name]:
             there, typed = theirs.get(name), name.replace("_", "-")
             raise UserError(f"{option}: was made with --{typed} {there}, this run has {ours[name]}; make them the same")
+    if not 0 < base.tokens_per_s < math.inf:
+        raise UserError(f"{option}: its tokens/s are {base.tokens_per_s}; name another run")
+    if base.software != software:
+        raise UserError(f"{option}: ran with {base.software}, this run has {software}; make it again")
     if (theirs.get("gpus") == 0) != (options.gpus == 0):
         raise UserError(f"{option}: one of the two runs is on GPUs and the other is not")
+    if base.ranks >= num_ranks(ours):
+        raise UserError(f"{option}: had {base.ranks} ranks, this run has {num_ranks(ours)}; name one of fewer")
     if kind_of(base, prompts=options.prompts, ranks=num_ranks(ours)) is None:
         wanted = base.prompts * num_ranks(ours) / base.ranks
         weak = f", or --prompts {wanted:.0f} for weak" if wanted == int(wanted) else ""
@@ -81,6 +100,7 @@ def kind_of(base: Base, *, prompts: int, ranks: int) -> str | None:
 
 
 def scaling(base: Base, *, tokens_per_s: float, prompts: int, ranks: int) -> Scaling:
+    """From the base to a run of these numbers."""
     kind = kind_of(base, prompts=prompts, ranks=ranks)
     if kind is None:
         raise ValueError("batches of neither kind of scaling")

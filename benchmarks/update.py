@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable(options.output, "--output")
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
-    print(f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions()}")
+    print(f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions('torch')}")
     print(f"micro-batches of {options.micro_batch_tokens} tokens, head in chunks of {options.chunk_tokens}")
     print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
     rows = []

@@ -9,15 +9,20 @@ import pytest
 
 from benchmarks import iteration
 from benchmarks.iteration_options import parse
+from benchmarks.reshard import versions
 from benchmarks.scaling import base_of, num_ranks, scaling
+from configs.errors import UserError
 
 SIZES = ["--shape", "7b", "--micro-batch-tokens", "9216", "--set", "actor.fsdp.compile=true"]
 
 
-def written(folder: Path, *arguments: str, tokens_per_s: float = 100.0) -> str:
+def written(folder: Path, *arguments: str, tokens_per_s: float = 100.0, **changes: object) -> str:
     """The file that a run with these options leaves."""
     path = folder / "base.json"
-    path.write_text(json.dumps({"tokens_per_s": tokens_per_s, "options": vars(parse([*SIZES, *arguments]))}))
+    options = parse([*SIZES, *arguments])
+    software, card = versions(options.engine), "a card" if options.gpus else None
+    document = {"tokens_per_s": tokens_per_s, "software": software, "card": card, "options": vars(options)}
+    path.write_text(json.dumps(document | changes))
     return str(path)
 
 
@@ -32,7 +37,7 @@ def test_growth_is_the_ratio_of_throughputs_over_that_of_gpus(
     prompts: str, kind: str, sentence: str, tmp_path: Path
 ) -> None:
     options = parse([*SIZES, "--gpus", "8", "--prompts", prompts])
-    base = base_of(written(tmp_path, "--gpus", "4", "--prompts", "64"), options)
+    base = base_of(written(tmp_path, "--gpus", "4", "--prompts", "64"), options, software=versions("sglang"))
     grown = scaling(base, tokens_per_s=170.0, prompts=options.prompts, ranks=num_ranks(vars(options)))
     assert (grown.kind, str(grown)) == (kind, sentence)
 
@@ -43,6 +48,8 @@ def test_growth_is_the_ratio_of_throughputs_over_that_of_gpus(
         (["--gpus", "4", "--prompts", "48"], "had --prompts 48; the same for strong scaling, or --prompts 96 for weak"),
         (["--gpus", "4", "--samples", "4"], "was made with --samples 4, this run has 8"),
         (["--gpus", "4", "--set", "seed=1"], "was made with --set"),
+        (["--gpus", "4", "--warm-up", "0"], "was made with --warm-up 0, this run has 1"),
+        (["--gpus", "8"], "had 8 ranks, this run has 8; name one of fewer"),
         (["--ranks", "4"], "one of the two runs is on GPUs"),
     ],
 )
@@ -60,6 +67,21 @@ def test_runs_of_other_work_are_not_compared(
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"--against {against}" in line and complaint in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"software": "torch 1.0"}, "ran with torch 1.0, this run has torch"),
+        ({"tokens_per_s": 0}, "its tokens/s are 0.0"),
+    ],
+)
+def test_a_run_of_other_software_or_without_a_throughput_is_refused(
+    changes: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    against = written(tmp_path, "--gpus", "4", **changes)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=complaint):
+        base_of(against, parse([*SIZES, "--gpus", "8"]), software=versions("sglang"))
 
 
 @pytest.mark.parametrize(
