@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with mistakes_in_a_line(PROGRAM), tempfile.TemporaryDirectory(prefix="iteration-") as folder:
         check_machine(options)
         software = versions(options.engine)
-        base = base_of(options.against, options, software=software) if options.against else None
+        base = base_of(options.against, options, software=software) if options.against is not None else None
         result = {**measured(options, Path(folder), run), "software": software}
     if base is not None and base.card == result["card"]:
         grown = scaling(

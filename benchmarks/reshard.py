@@ -13,9 +13,11 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES
 from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.fork_server import PRELOADED, start_method
+from workers.stop_signals import TERMINATED
 
 SHAPE_NAMES = {"7b": "qwen2-7b", "1.5b": "qwen2-1.5b", "tiny": "qwen2-tiny"}
 SHAPE_HELP = (
@@ -53,7 +56,7 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    with mistakes_in_a_line(PROGRAM):
+    with mistakes_in_a_line(PROGRAM), ranks_end_too():
         check(options)
         rows: list[dict[str, Any]] = []
         for size in options.tp:  # each is kept as soon as it is there
@@ -176,6 +179,16 @@ def run_ranks(job: dict[str, Any], num_ranks: int) -> None:
             if rank.pid is not None:
                 rank.kill()
                 rank.join()
+
+
+@contextmanager
+def ranks_end_too() -> Iterator[None]:
+    """SIGTERM ends this process as an exception does, so that it ends the ranks."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_rank(job: dict[str, Any], rank: int) -> None:

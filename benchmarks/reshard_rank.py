@@ -155,8 +155,9 @@ def started(job: Job, tp_size: int, rank: int, device: torch.device) -> Iterator
     try:
         yield engine
     except BaseException:  # noqa: BLE001 - told below; the engine's own end would wait for ranks in a collective
-        traceback.print_exc()
-        sys.stderr.flush()
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            traceback.print_exc()
+            sys.stderr.flush()
         os._exit(FAILED)
     engine.shutdown()
 

@@ -65,15 +65,16 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
         )
     except OSError as error:
         raise UserError(f"{option}: {error.strerror}; name what --output of another run has written") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{option}: is not what --output of this benchmark writes") from error
     ours = vars(options)
     for name in EQUAL:
         if theirs.get(name) != ours[name]:
             there, typed = theirs.get(name), name.replace("_", "-")
             raise UserError(f"{option}: was made with --{typed} {there}, this run has {ours[name]}; make them the same")
-    if not 0 < base.tokens_per_s < math.inf:
-        raise UserError(f"{option}: its tokens/s are {base.tokens_per_s}; name another run")
+    if not 0 < base.tokens_per_s < math.inf or min(base.ranks, base.prompts) < 1:
+        told = f"{base.tokens_per_s} tokens/s of {base.ranks} ranks and {base.prompts} prompts"
+        raise UserError(f"{option}: has {told}, which no run has; name another file")
     if base.software != software:
         raise UserError(f"{option}: ran with {base.software}, this run has {software}; make it again")
     if (theirs.get("gpus") == 0) != (options.gpus == 0):

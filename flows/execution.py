@@ -121,7 +121,6 @@ class RunExecution:
         try:
             with self.recorder.execution():
                 self.result = await self._execute()
-            self.recorder.ended(self.result.status)
             return self.result
         except Exception as error:
             self.error = error
@@ -142,6 +141,7 @@ class RunExecution:
             actor_class=self.actor_class,
         )
         per_pool = calls_per_pool(calls)
+        status: str | None = None
         try:
             async with self._watch(ranks, num_stages=len(calls)).watching():
                 status = await self._recovering(ranks, dict(per_pool))
@@ -150,6 +150,8 @@ class RunExecution:
             await self.committer.finish(COMMITS_S)
             try:
                 await self.reporter.close()
+                if status is not None:  # also where this process is ended while ranks are
+                    self.recorder.ended(status)
             finally:
                 await ranks.close()
         return RunResult(

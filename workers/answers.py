@@ -36,9 +36,14 @@ class Rank:
 
 
 async def answers_of(
-    calls: Sequence[Awaitable[Envelope]], ranks: Sequence[Rank], *, timeout_s: float, what: str
+    calls: Sequence[Awaitable[Envelope]],
+    ranks: Sequence[Rank],
+    *,
+    timeout_s: float,
+    what: str,
+    setting: str | None = "cluster.call_timeout_s",
 ) -> list[Any]:
-    """Every rank's answer, in order.
+    """Every rank's answer, in order. setting: which one the user may raise, where it is too short.
 
     Raises RanksLost for ranks that are gone or silent, else the first rank's RankError or UserError.
     """
@@ -49,7 +54,7 @@ async def answers_of(
             return [task.result() for task in tasks]
         if pending and all(task.exception() is None for task in done):
             late = [rank for rank, task in zip(ranks, tasks, strict=True) if task in pending]
-            raise await _silent(late, timeout_s, what)
+            raise await _silent(late, timeout_s, what, setting)
         if pending and not _lost(done):
             await asyncio.wait(pending, timeout=GRACE_S)
         raise _root_cause(tasks, what)
@@ -77,13 +82,13 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, RankError) and error.error_class == "lost"
 
 
-async def _silent(late: Sequence[Rank], timeout_s: float, what: str) -> RanksLost:
+async def _silent(late: Sequence[Rank], timeout_s: float, what: str, setting: str | None) -> RanksLost:
     """Which of the late ranks hang: those that do not answer a ping; all of them when every one does."""
     alive = await asyncio.gather(*(_responds(rank) for rank in late))
     hung = [rank for rank, responds in zip(late, alive, strict=True) if not responds] or late
     numbers = [rank.global_rank for rank in hung]
     return RanksLost(
-        f"{names(numbers)} silent for {timeout_s:g} s in {what} (cluster.call_timeout_s)",
+        f"{names(numbers)} silent for {timeout_s:g} s in {what}{f' ({setting})' if setting else ''}",
         ranks=numbers,
         error_class="timeout",
         details=", ".join(f"{rank.global_rank}: {rank.address}" for rank in hung),

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 StateMethod = Callable[[RankActor, str, tuple[str, ...], int], Envelope]
 SHUTDOWN_S = 60.0
 """Until ranks that do not end what they have started are killed."""
+KILLED_WITHIN_S = 30.0
+"""Of workers of a run that has ended; those without a nanny are killed by nobody."""
 Place = tuple[int, int, int, int]
 """Rank in its pool, size of the pool; rank in its process group, size of the group."""
 _PLACES: dict[str, Place] = {}
@@ -243,10 +245,10 @@ class Ranks:
         if everyone and not self.broken:
             try:
                 calls = [rank.line.call(RankActor.shutdown) for rank in everyone]
-                await self._answers(calls, everyone, SHUTDOWN_S, "shutdown")
+                await self._answers(calls, everyone, SHUTDOWN_S, "shutdown", setting=None)
             except (RankError, UserError) as error:
                 details = error.details if isinstance(error, RankError) else ""
-                logger.warning("%s: what it holds is given up, by killing its processes\n%s", error, details)
+                logger.warning("%s: the run's worker processes are killed\n%s", error, details)
         self._hang_up()
         if self.broken:
             await self._kill_what_is_left()
@@ -257,9 +259,12 @@ class Ranks:
         self.pools.clear()
         try:
             await check_scheduler(self.client, self.config, self.run_dir)
-            await kill_workers(self.client, addresses, timeout_s=self.config.cluster.start_timeout_s)
-        except (UserError, OSError) as error:  # OSError: TimeoutError, or a scheduler that ends now
-            logger.warning("workers of ranks that failed are left as they are: %s", error)
+            timeout_s = min(KILLED_WITHIN_S, self.config.cluster.start_timeout_s)
+            await kill_workers(self.client, addresses, timeout_s=timeout_s)
+        except TimeoutError:
+            logger.warning("workers that neither answer nor end are left as they are: %s", ", ".join(sorted(addresses)))
+        except (UserError, OSError) as error:
+            logger.warning("the scheduler is gone, and worker processes are left to end with it\n%s", error)
 
     async def save(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Copy the roles' weights, optimizers and schedules, to be written below `path`; returns their versions.
@@ -307,11 +312,17 @@ class Ranks:
         return answers
 
     async def _answers(
-        self, calls: Sequence[Awaitable[Envelope]], ranks: Sequence[Rank], timeout_s: float, what: str
+        self,
+        calls: Sequence[Awaitable[Envelope]],
+        ranks: Sequence[Rank],
+        timeout_s: float,
+        what: str,
+        *,
+        setting: str | None = "cluster.call_timeout_s",
     ) -> list[Any]:
         """Every rank's answer, in order; the first failure is kept as `fault`, and the ranks are `broken`."""
         try:
-            return await answers_of(calls, ranks, timeout_s=timeout_s, what=what)
+            return await answers_of(calls, ranks, timeout_s=timeout_s, what=what, setting=setting)
         except (RankError, UserError) as error:
             if self.fault is None:
                 self.fault = error

@@ -73,7 +73,9 @@ def test_runs_of_other_work_are_not_compared(
     ("changes", "complaint"),
     [
         ({"software": "torch 1.0"}, "ran with torch 1.0, this run has torch"),
-        ({"tokens_per_s": 0}, "its tokens/s are 0.0"),
+        ({"tokens_per_s": 0}, "has 0.0 tokens/s of 4 ranks and 32 prompts, which no run has"),
+        ({"tokens_per_s": float("nan")}, "has nan tokens/s"),
+        ({"tokens_per_s": 10**400}, "is not what --output"),
     ],
 )
 def test_a_run_of_other_software_or_without_a_throughput_is_refused(
@@ -86,7 +88,13 @@ def test_a_run_of_other_software_or_without_a_throughput_is_refused(
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(None, "No such file"), ("{}", "is not what --output"), ("[1", "is not what --output"), ("[]", "is not what")],
+    [
+        (None, "No such file"),
+        ("{}", "is not what --output"),
+        ("[1", "is not what --output"),
+        ("[]", "is not what"),
+        ("[" * 100_000, "is not"),
+    ],
 )
 def test_a_file_that_no_run_wrote_is_one_line(
     content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -145,7 +145,10 @@ def test_a_rank_that_is_lost_when_all_is_done_does_not_fail_the_run(finished: di
     assert (finished["lost"].status, finished["lost"].iterations) == ("completed", 1)
     status = read_status(lost)
     assert status is not None and status.state == "completed"
-    assert "rank 0 was lost in shutdown: what it holds is given up" in (lost / "logs" / "controller.log").read_text()
+    assert (
+        "rank 0 was lost in shutdown: the run's worker processes are killed"
+        in (lost / "logs" / "controller.log").read_text()
+    )
 
 
 def test_everything_listens_on_the_loopback_address(finished: dict[str, RunSummary], sockets: Listening) -> None:
