@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,10 +83,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: object) -> di
                 config = small(name, model)
                 check(config)
                 done[name] = await open_session.run(config)
+            subprocess.run([sys.executable, "letters.py"], check=True)
+            config = load_config(
+                "letters.yaml", ["training.num_iterations=12", "resources={num_ranks: 2, device: cpu}"]
+            )
+            check(config)
+            done["letters"] = await open_session.run(config)
             (folder / "counted.py").write_text(documented_call())
             config = small("replay_grpo", model)
-            changes = {"name": "counted", "algorithm": "counted.py:counted"}
-            done["counted"] = await open_session.run(config.model_copy(update=changes))
+            other = {"name": "counted", "algorithm": "counted.py:counted"}
+            done["counted"] = await open_session.run(config.model_copy(update=other))
         return done
 
     with working_in(folder):
@@ -107,6 +115,11 @@ def test_the_example_completes_with_the_stages_of_its_trace(name: str, runs: dic
         for call in calls:
             names = (named(stages[call.stage].row_set, c) for c in stages[call.stage].columns)
             assert {c for c in names if not c.startswith("reward/")} == set(call.writes), call.stage
+
+
+def test_a_model_from_scratch_begins_to_learn_the_alphabet(runs: dict[str, RunSummary]) -> None:
+    rewards = [row["reward_mean"] for row in read_metrics(RunDirectory.open(runs["letters"].run_dir).metrics)]
+    assert rewards[0] < 0.15 and rewards[-1] > 0.35
 
 
 def test_the_schedule_ends_with_the_run_where_an_iteration_makes_two_updates(runs: dict[str, RunSummary]) -> None:
