@@ -88,6 +88,13 @@ def atomic_write(path: Location, data: bytes | str) -> None:
     fsync_path(path.parent)
 
 
+def give_usual_modes(folder: Path) -> None:
+    """Let whoever may read a model's config.json read its weights: safetensors makes a temporary file and renames it,
+    which leaves it to its owner alone whatever the umask says."""
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", file)
+
+
 def make_folder(path: Location) -> None:
     """Create a folder, with its parents, so that it survives a power cut; it may exist."""
     if isinstance(path, ObjectPath) or path.is_dir():

@@ -24,7 +24,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.errors import UserError
 from configs.schema import ROLES, RunConfig
-from storage.atomic import filled_folder, writing
+from storage.atomic import filled_folder, give_usual_modes, writing
 from storage.errors import StorageError
 from storage.locations import Location, as_folder, location
 from workers.checkpoint_reader import SafeReader
@@ -192,6 +192,7 @@ def export_checkpoint(
         _give_ids(model, special_ids(config, tokenizer))
     with quiet():
         model.save_pretrained(dest)
+    give_usual_modes(dest)
     tokenizer.save_pretrained(dest)
     return dest
 

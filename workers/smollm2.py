@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.model_files import SMOLLM2, SMOLLM2_FOLDER, cache_directory
+from storage.atomic import give_usual_modes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -93,6 +94,7 @@ def convert(gguf: Path, directory: Path) -> None:
     plain.config.update(ids)
     plain.generation_config = GenerationConfig(**ids)
     plain.save_pretrained(directory)
+    give_usual_modes(directory)
     tokenizer.save_pretrained(directory)
     (directory / "origin.json").write_text(json.dumps({"package": PACKAGE, "file": gguf.name}) + "\n")
 

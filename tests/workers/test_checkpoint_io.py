@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -201,6 +202,20 @@ def test_an_export_has_what_an_inference_server_reads(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     with safe_open(out / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_an_exports_files_have_what_the_umask_gives(tmp_path: Path, umask: int) -> None:
+    config, actor = trained(tiny_model_dir(tmp_path), "actor", "clipped")
+    actor.save(tmp_path / "checkpoint" / "actor")
+    before = os.umask(umask)
+    try:
+        out = export_checkpoint(tmp_path / "checkpoint", "actor", config, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == {
+        path.name: oct(0o666 & ~umask) for path in out.iterdir()
+    }
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "both"])
