@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
 from configs.errors import shown, suggestion
@@ -20,8 +19,6 @@ SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
-TYPO = 0.85
-"""Likeness from which a name that transformers does not know counts as a misspelt one."""
 
 
 def init_problems(config: RunConfig) -> Iterator[str]:
@@ -29,8 +26,8 @@ def init_problems(config: RunConfig) -> Iterator[str]:
     for role in ROLES:
         model: ModelConfig = getattr(config, role)
         if model.init is not None and "model_type" in model.init:
-            yield from _type_problems(role, model.init["model_type"])
-            yield from _name_problems(role, model.init)
+            of_type = list(_type_problems(role, model.init["model_type"]))
+            yield from of_type or _name_problems(role, model.init)
             yield from _size_problems(role, model.init)
 
 
@@ -49,9 +46,10 @@ def _name_problems(role: str, init: dict[str, Any]) -> Iterator[str]:
     """transformers keeps a name that it does not know and uses its default for the one that was meant."""
     known = settings_of(str(init["model_type"]))
     for name in init:
-        close = get_close_matches(name[:100], known, n=1, cutoff=TYPO)
-        if name not in known and name != "model_type" and close and close[0] not in init:
-            yield f"{role}.init.{name}: {shown(init[name])}: {init['model_type']} has none; did you mean {close[0]}?"
+        if known and name not in known and name != "model_type":
+            close = suggestion(name, known)
+            hint = close if close.startswith("did") else "remove it, or see the type's configuration in transformers"
+            yield f"{role}.init.{name}: {init['model_type']} has no such setting; {hint}"
 
 
 def _size_problems(role: str, init: dict[str, Any]) -> Iterator[str]:

@@ -51,7 +51,7 @@ class ModelConfig(Section):
     path: str | None = None
     """A Hugging Face directory or id, `checkpoint:RUN[@STEP][/ROLE]` for an exported model of an earlier run, or null: not used."""
     init: Options | None = None
-    """Train from scratch: keyword arguments of `AutoConfig.for_model` (`model_type`, sizes); `path` then names the tokenizer only."""
+    """Train from scratch: keyword arguments of `AutoConfig.for_model` (`model_type`, sizes; a setting that the type does not have is refused); `path` then names the tokenizer only."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run."""
     revision: str | None = None

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from configs.python_source import parsed
 
 AUTO = "models/auto"
-BASE = "PreTrainedConfig"
+BASES = (("configuration_utils.py", "PreTrainedConfig"), ("modeling_rope_utils.py", "RotaryEmbeddingConfigMixin"))
+"""Files and classes of what every configuration has."""
+KWARGS = "kwargs"
+MAKERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
+"""Methods that take settings."""
+READ = re.compile(r"""\bconfig\.(\w+)|\bgetattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
+"""A setting that a model reads."""
+GENERAL = frozenset({"hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "max_position_embeddings"})
+"""What transformers itself asks any configuration for."""
 
 
 @cache
@@ -33,16 +42,59 @@ def causal_model_types() -> frozenset[str]:
 
 @cache
 def settings_of(model_type: str) -> frozenset[str]:
-    """Names of the settings of this type's configuration; empty: unknown."""
+    """Names of the settings of this type's configuration; empty: unknown.
+
+    They are the fields of its classes and of the base class, their other names (`attribute_map`), what their methods
+    set or take out of `**kwargs`, and what the type's models read from it: rather one too many than one too few.
+    """
     # a type's part for text is described beside the whole: gemma3_text in gemma3
     root, folder = _root(), model_type.replace("-", "_").removesuffix("_text")
     if root is None:
         return frozenset()
-    file = root / "models" / folder / f"configuration_{folder}.py"
-    names = {name for body in _classes(file).values() for name in _fields(body)}
-    return (
-        frozenset(names | set(_fields(_classes(root / "configuration_utils.py").get(BASE)))) if names else frozenset()
-    )
+    models = root / "models" / folder
+    bodies = _classes(models / f"configuration_{folder}.py").values()
+    if not any(True for body in bodies for _ in _fields(body)):
+        return frozenset()
+    bases = (_classes(root / file).get(name) for file, name in BASES)
+    names = (_settings(body) for body in (*bodies, *bases) if body is not None)
+    return frozenset(name for found in names for name in found) | _read_by_models(models) | GENERAL
+
+
+def _settings(body: ast.ClassDef) -> Iterator[str]:
+    """What a class of configurations calls its settings."""
+    yield from _fields(body)
+    for target, value in _assigned(body):
+        yield target
+        if target == "attribute_map":
+            yield from _strings(ast.walk(value))
+    for function in body.body:
+        if isinstance(function, ast.FunctionDef):
+            yield from (function.name for decorator in function.decorator_list if _is_named(decorator, "property"))
+            if function.name in MAKERS:
+                yield from (argument.arg for argument in (*function.args.args, *function.args.kwonlyargs))
+                yield from _set_or_taken(function)
+
+
+def _set_or_taken(function: ast.FunctionDef) -> Iterator[str]:
+    """`name` of `self.name = ...` and of `kwargs.pop("name")`."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_named(node.value, "self"):
+            yield node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_named(node.func.value, KWARGS):
+            yield from _strings(node.args[:1])
+
+
+def _read_by_models(models: Path) -> frozenset[str]:
+    texts = (_text(file) for file in models.glob("modeling_*.py"))
+    return frozenset(name for text in texts for pair in READ.findall(text) for name in pair if name)
+
+
+def _is_named(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    return (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 @cache
@@ -96,6 +148,14 @@ def _fields(body: ast.ClassDef | None) -> list[str]:
 
 def _parsed(file: Path) -> ast.Module | None:
     try:
-        return parsed(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+        return parsed(_text(file))
+    except (SyntaxError, ValueError):
         return None
+
+
+def _text(file: Path) -> str:
+    """Empty for a file that cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""

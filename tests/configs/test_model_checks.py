@@ -16,7 +16,7 @@ from configs.model_checks import head_problems
 from configs.schema import RunConfig
 from configs.transformers_source import causal_model_types, model_types, settings_of
 from tests.configs.trees import good_tree
-from tests.models import tiny_config
+from tests.models import FAMILIES, tiny_config
 
 LLAMA = {"model_type": "llama", "vocab_size": 128, "max_position_embeddings": 64}
 
@@ -220,6 +220,9 @@ def test_damaged_files_are_named_with_the_remedy(tmp_path: Path, how: str, parts
         ({"num_hidden_layers": 0}, ("init.num_hidden_layers: 0", "above 0")),
         ({"hidden_size": "32"}, ("init.hidden_size: '32'", "whole number")),
         ({"num_hiden_layers": 3, "num_hidden_layers": None}, ("num_hiden_layers", "did you mean num_hidden_layers?")),
+        ({"num_hiden_layers": 3}, ("init.num_hiden_layers: llama has", "did you mean num_hidden_layers?")),
+        ({"model_typ": "qwen2"}, ("init.model_typ: llama has", "did you mean model_type?")),
+        ({"xyzzy": 1}, ("init.xyzzy: llama has no such setting", "remove it")),
     ],
 )
 def test_an_init_that_makes_no_model_is_refused(
@@ -231,13 +234,22 @@ def test_an_init_that_makes_no_model_is_refused(
 
 
 def test_every_family_of_the_tests_is_known_by_its_settings(tmp_path: Path) -> None:
-    from tests.models import FAMILIES
-
     assert set(FAMILIES) <= model_types() & causal_model_types()
     for number, family in enumerate(FAMILIES):
         assert settings_of(family)
         init = tiny_config(family)
         assert problems(tmp_path, actor={"init": init, "path": write_model(tmp_path / str(number))}) == []
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt2", "phi3", "gpt_oss", "mixtral", "deepseek_v3"])
+def test_every_setting_of_a_family_is_known(family: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family)
+    older = {"rope_theta", "rope_scaling", "torch_dtype", "num_labels", "attn_implementation", "output_attentions"}
+    known = settings_of(family)
+    assert {*config.to_dict(), *config.attribute_map, *older} <= known
+    assert not {"num_hiden_layers", "model_typ", "hiden_size", "vocabsize", "num_layer", "layers"} & known
 
 
 @pytest.mark.parametrize(
