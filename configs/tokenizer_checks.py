@@ -9,7 +9,7 @@ from typing import Any
 from configs.checkpoint_paths import CHECKPOINT
 from configs.model_files import GGUF, ModelFileError, read_json
 from configs.paths import is_folder, is_there, user_path
-from configs.schema import ModelConfig, RunConfig
+from configs.schema import ROLES, ModelConfig, RunConfig
 
 TOKENIZER_ROLES = ("actor", "reward", "critic", "cost")
 """Whose path gives the tokenizer where none is named: the first that has one."""
@@ -29,10 +29,11 @@ def tokenizer_problems(config: RunConfig) -> Iterator[str]:
         yield f"{key}: {path} holds no tokenizer (tokenizer.json); name one in `tokenizer`"
         return
     try:
-        settings = _settings(folder)
+        settings, largest_id = _settings(folder), _largest_id(folder)
     except ModelFileError as error:
         yield f"{key}: {error}"
         return
+    yield from _id_problems(config, path, largest_id)
     reason = _needs_template(config)
     if reason is not None and not _has_template(folder, settings):
         yield (
@@ -52,11 +53,34 @@ def _source(config: RunConfig) -> tuple[str, str | None, ModelConfig]:
     return f"{role}.path", models[role].path, models[role]
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json; tokenizer.json is only asked whether it is whole."""
+def _id_problems(config: RunConfig, path: str, largest_id: int | None) -> Iterator[str]:
+    """Models from scratch that have no row for some of the tokenizer's ids."""
+    for role in ROLES:
+        model: ModelConfig = getattr(config, role)
+        size = model.init.get("vocab_size") if model.init is not None else None
+        if largest_id is not None and isinstance(size, int) and 0 < size <= largest_id:
+            yield (
+                f"{role}.init.vocab_size: {size}, but the tokenizer {path} has ids up to {largest_id}; "
+                f"set it to {largest_id + 1} or more"
+            )
+
+
+def _largest_id(folder: Path) -> int | None:
+    """Of the tokens and the added ones in tokenizer.json; None: unknown. Raises ModelFileError for a damaged file."""
     whole = folder / "tokenizer.json"
-    if is_there(whole) and whole.stat().st_size < READABLE_BYTES:
-        read_json(whole)
+    if not is_there(whole) or whole.stat().st_size >= READABLE_BYTES:
+        return None
+    document = read_json(whole)
+    model, added = document.get("model"), document.get("added_tokens")
+    tokens = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(tokens.values()) if isinstance(tokens, dict) else []
+    ids += range(len(tokens)) if isinstance(tokens, list) else []  # of a Unigram model: its tokens in order
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return max((number for number in ids if isinstance(number, int)), default=None)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json."""
     files = [folder / "special_tokens_map.json", folder / "tokenizer_config.json"]
     found = [read_json(file) for file in files if is_there(file)]
     return {name: value for settings in found for name, value in settings.items()}

@@ -273,6 +273,31 @@ def test_a_tokenizer_without_what_the_run_needs_is_refused(
     assert all(part in line for part in parts), line
 
 
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"model": {"vocab": {"a": 0, "b": 10}}},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 10, "content": "<eos>"}]},
+        {"model": {"type": "Unigram", "vocab": [["a", -1.0]] * 11}},
+    ],
+)
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_a_model_from_scratch_has_a_row_for_every_id_of_the_tokenizer(
+    tmp_path: Path, tokenizer: dict[str, Any], role: str
+) -> None:
+    path = write_model(tmp_path / "a")
+    (tmp_path / "a" / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    def found(size: int) -> list[str]:
+        roles: dict[str, Any] = {"actor": {"path": path}}
+        roles[role] = {**roles.get(role, {}), "init": {"model_type": "llama", "vocab_size": size}}
+        return problems(tmp_path, algorithm="ppo", rollout={"max_new_tokens": 8}, **roles)
+
+    assert found(11) == []
+    (line,) = found(10)
+    assert line == f"{role}.init.vocab_size: 10, but the tokenizer {path} has ids up to 10; set it to 11 or more"
+
+
 def test_an_end_in_the_models_generation_config_serves_generation(tmp_path: Path) -> None:
     path = write_model(tmp_path / "a")
     (tmp_path / "a" / "tokenizer_config.json").write_text("{}")
