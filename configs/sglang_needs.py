@@ -16,9 +16,9 @@ def has_nvidia_device() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def install_command() -> str:
-    """For the machine that this is asked on; the same line for a clone and for an installed wheel."""
-    if has_nvidia_device():
+def install_command(*, on_gpu: bool | None = None) -> str:
+    """The same line for a clone and for an installed wheel. on_gpu: None: as the machine is that this is asked on."""
+    if has_nvidia_device() if on_gpu is None else on_gpu:
         return "pip install 'hybridflow[sglang]' 'sglang==0.5.23'"
     return f"pip install --no-deps --requirement {CPU_REQUIREMENTS}"
 

@@ -30,6 +30,7 @@ OPTIONAL = {
     "wandb": "wandb",
 }
 """Package to the extra that installs it."""
+GPU_PAGE = " (docs/gpu-install.md)"
 MIN_PYTHON = (3, 11)
 MIN_SHM_GIB = 1.0
 
@@ -38,7 +39,6 @@ def doctor() -> Answer:
     """Exit code 0 when a CPU run works on this machine, else 1."""
     torch = _torch()
     missing_cpu = _missing_for_cpu(torch)
-    sglang = _sglang(torch)
     document = {
         "hybridflow": version(),
         "python": platform.python_version(),
@@ -50,11 +50,11 @@ def doctor() -> Answer:
         "packages": {name: _version_of(name) for name in PACKAGES},
         "optional": {name: _version_of(name) for name in OPTIONAL},
         "torch": torch,
-        "sglang": sglang,
+        "sglang": _sglang(torch),
         "prefect_server": _prefect_server(),
         "code_rewards": _code_rewards(),
         "cpu_run": {"works": not missing_cpu, "missing": missing_cpu},
-        "gpu_run": _gpu_run(torch, sglang),
+        "gpu_run": _gpu_run(torch),
     }
     return Answer(
         document=document,
@@ -157,15 +157,18 @@ def _can_listen() -> bool:
         return False
 
 
-def _gpu_run(torch: dict[str, Any], sglang: dict[str, Any]) -> dict[str, Any]:
-    """`missing`: without it no GPU run; `slower`: it runs, with the Torch engine or less memory."""
+def _gpu_run(torch: dict[str, Any]) -> dict[str, Any]:
+    """`missing`: without it no GPU run; `slower`: it runs, with the Torch engine or less memory.
+
+    What SGLang lacks is what it would lack on a GPU, also where this machine has none.
+    """
     missing, slower = [], []
     if not torch["devices"]:
         missing.append(_why_no_device(torch))
     if "nccl" not in torch["backends"]:
         missing.append("torch with the NCCL backend")
-    if not sglang["usable"]:
-        slower.append(f"the SGLang engine: {sglang['reason']}")
+    if reason := sglang_unavailable_reason(on_gpu=True):
+        slower.append(f"the SGLang engine: {reason}{GPU_PAGE * (not torch['devices'])}")
     shared = _free_gib(Path("/dev/shm"))
     if shared is not None and shared < MIN_SHM_GIB:
         slower.append(f"shared memory: /dev/shm has {shared} GiB free, NCCL wants {MIN_SHM_GIB:g} or more")

@@ -22,17 +22,21 @@ NAMED = 3
 """Missing packages that a message names, at most."""
 
 
-def sglang_unavailable_reason() -> str | None:
-    """One line saying why SGLang cannot be used on this machine; None when it can."""
+def sglang_unavailable_reason(*, on_gpu: bool | None = None) -> str | None:
+    """One line saying why SGLang cannot be used on this machine; None when it can.
+
+    on_gpu: whether for runs on a GPU; None: as the machine is.
+    """
+    on_gpu = has_nvidia_device() if on_gpu is None else on_gpu
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        return f"sglang is not installed: {install_command()}"
+        return f"sglang is not installed: {install_command(on_gpu=on_gpu)}"
     if find_spec("sglang") is None:
         return f"sglang {installed} is installed but cannot be imported from here"
     if not OLDEST <= _release(installed) <= NEWEST:
         return f"sglang {installed} is not supported: {_written(OLDEST)} to {_written(NEWEST)} are"
-    reason = None if has_nvidia_device() else _unusable_on_cpu(installed)
+    reason = None if on_gpu else _unusable_on_cpu(installed)
     return reason or _other_versions(installed)
 
 

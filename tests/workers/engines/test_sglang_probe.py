@@ -11,6 +11,7 @@ import pytest
 from configs import sglang_needs
 from configs.errors import UserError
 from configs.schema import RolloutConfig, RunConfig
+from flows.commands.doctor import doctor
 from workers.engines import sglang_probe
 from workers.engines.sglang.process import CPU_KERNEL_NAMES
 from workers.engines.sglang_probe import check_engine, sglang_unavailable_reason
@@ -37,6 +38,20 @@ def is_installed() -> bool:
 @pytest.mark.skipif(is_installed(), reason="sglang is installed here")
 def test_a_missing_package_names_the_extra() -> None:
     assert sglang_unavailable_reason() == f"sglang is not installed: {sglang_needs.install_command()}"
+
+
+def test_for_a_gpu_the_gpu_way_is_named_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(sglang_probe, "version", nothing)
+    assert sglang_unavailable_reason(on_gpu=True) == (
+        "sglang is not installed: pip install 'hybridflow[sglang]' 'sglang==0.5.23'"
+    )
+    assert "requirements.txt" in str(sglang_unavailable_reason(on_gpu=False))
+    gpu_run = doctor().document["gpu_run"]
+    assert any("pip install 'hybridflow[sglang]'" in line for line in gpu_run["slower"])
+    assert not any("requirements.txt" in line for line in gpu_run["slower"])
 
 
 @pytest.mark.parametrize("release", ["0.5.15", "0.5.24", "0.6"])
