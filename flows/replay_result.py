@@ -38,7 +38,9 @@ class AlteredInput:
 class Replay:
     """What a replay found. what_if: the settings that were changed, if any. metrics: those that differ, or all
     side by side under `what_if`. doubts: why the run may have had other settings or weights on the way to the stage
-    than the replay. same: result and inputs are, bit for bit, what the run had."""
+    than the replay. from_step: the checkpoint of the run that its weights come from (0: the first weights, None: it has
+    none), updates: the iterations whose updates were replayed from there on. seconds: without the start of the workers.
+    same: result and inputs are, bit for bit, what the run had."""
 
     run: str
     iteration: int

@@ -119,8 +119,8 @@ class Replayer:
         keeps = frozenset({"kl_coef"} if before.kl == config.kl else ()) | (
             {"cost_multiplier"} if before.safety == config.safety else set()
         )
-        plan = await self._weights_before(plan)
-        execution = await self.execution(plan, config, end=plan.iteration + 1, keeps=keeps)
+        made = await self._weights_before(plan)
+        execution = await self.execution(made, config, end=plan.iteration + 1, keeps=keeps)
         async with execution.open():
             await execution.go_on(plan.iteration + 1)
         replayed, columns = self.compared(plan, execution)

@@ -80,7 +80,7 @@ def _compared(found: Replay) -> str:
 
 
 def _origin(found: Replay) -> str:
-    ranks = f"on {found.num_ranks} rank{'s' * (found.num_ranks > 1)}, {found.seconds:.1f} s"
+    ranks = f"on {found.num_ranks} rank{'s' * (found.num_ranks > 1)}, {found.seconds:.1f} s without the workers' start"
     if found.from_step is None:
         return ranks
     origin = f"checkpoint {found.from_step}" if found.from_step else "the first weights"

@@ -228,6 +228,16 @@ def test_what_if_says_the_metrics_side_by_side(done: Done) -> None:
     assert answer_of(found).exit_code == 0
 
 
+def test_what_if_says_where_its_weights_come_from(done: Done) -> None:
+    found = done.what_if
+    assert found is not None and (found.from_step, found.updates) == (0, (0,))
+    console = Console(width=200, record=True, file=io.StringIO())
+    answer_of(found).show(console)
+    origin = "from the first weights, the updates of 1 iteration replayed, on 2 ranks, "
+    text = console.export_text()
+    assert origin in text and " s without the workers' start" in text
+
+
 @pytest.mark.parametrize("at", AFTER_A_RESUME)
 def test_each_update_is_replayed_under_the_settings_under_which_it_ran(at: tuple[int, str], done: Done) -> None:
     found = done.resumed[at]
