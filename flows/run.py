@@ -50,7 +50,8 @@ class RunSummary:
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Rebuilds of the ranks on the way: cause, checkpoint, stages and iterations repeated, seconds."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """The run's first and last evaluation, where this execution made them: step, and each data set's estimates."""
+    """The run's first and last evaluation, whichever execution made them; none where this one made none: step, and each
+    data set's estimates."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -119,7 +120,7 @@ class Session:
             iterations=max(result.iterations, num_reported(read_metrics(directory.metrics))),
             metrics=result.metrics,
             recoveries=result.recoveries,
-            evaluations=[e for e in _evaluations(directory) if e["step"] in result.evaluated],
+            evaluations=_evaluations(directory) if result.evaluated else [],
         )
 
 

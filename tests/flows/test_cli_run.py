@@ -122,7 +122,8 @@ def test_a_run_is_stopped_gone_on_with_and_exported(
     total = max(RolloutStore(run / "rollouts").iterations()) + 2
     resumed = document_of(capsys, "resume", "latest", "--set", f"training.num_iterations={total}")
     assert (resumed["status"], Path(resumed["run_dir"])) == ("completed", run)
-    assert [entry["step"] for entry in resumed["evaluations"]] == [total], "the first one was made before"
+    assert [entry["step"] for entry in resumed["evaluations"]] == [0, total], "the first one was made before"
+    assert resumed["evaluations"][0] == stopped["evaluations"][0]
     listed = document_of(capsys, "rollouts", "ls", "latest")["iterations"]
     assert [entry["iteration"] for entry in listed] == list(range(total))
     assert document_of(capsys, "rollouts", "show", "latest", "--iteration", "0") == before
