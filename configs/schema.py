@@ -84,7 +84,7 @@ class RunConfig(Section):
     seed: Seed = 0
     """Root of every random number."""
     deterministic: bool = False
-    """GPU: deterministic kernels, at some cost. A CPU run is deterministic anyway."""
+    """GPU: deterministic kernels, at some cost (docs/results.md). A CPU run is deterministic anyway."""
     output: str = "runs"
     """Parent of run directories."""
     tokenizer: str | None = None
