@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from configs.checks import config_problems
+from configs.loader import load_config
 from configs.schema import RunConfig
 from pipeline.advantages import compute_advantages
 from pipeline.history import PromptHistory
@@ -29,6 +35,20 @@ def example(name: str) -> Any:
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
 def test_an_example_is_one_short_file(file: Path) -> None:
     assert len(file.read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+def test_an_example_says_how_it_is_started_and_finds_its_files_there(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = file.read_text().splitlines()[1]
+    assert f"hybridflow run {file.name}" in second
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    if maker := re.search(r"python (\w+\.py)", second):
+        subprocess.run([sys.executable, maker[1]], check=True)
+    problems = list(config_problems(load_config(file.name)))
+    assert [line for line in problems if "no such file" in line.lower()] == []
 
 
 def agents() -> Rollouts:

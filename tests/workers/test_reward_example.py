@@ -11,16 +11,16 @@ from configs.evaluation import evaluation_problems
 from configs.loader import load_config
 from workers.rewards import RewardFunctions, RewardSample
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 RIGHT = "```python\ndef double(x):\n    return 2 * x\n```"
 HALF = "```python\ndef double(x):\n    return x + 2 if x == 2 else None\n```"
 
 
 def test_the_example_scores_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    config = load_config("docs/examples/rewards.yaml")
+    monkeypatch.chdir(EXAMPLES)
+    config = load_config("rewards.yaml")
     assert list(evaluation_problems(config)) == []
-    row = json.loads((ROOT / "docs/examples/code.jsonl").read_text().splitlines()[0])
+    row = json.loads(Path("code.jsonl").read_text().splitlines()[0])
     samples = [
         RewardSample(prompt=row["prompt"], response=text, answer=json.dumps(row["answer"]))
         for text in (RIGHT, HALF, "I cannot.")
