@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage.checkpoints import CheckpointStore
-from workers.worker_group import Ranks
+from workers.ranks import Ranks
 
 
 class Checkpointer:

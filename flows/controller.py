@@ -32,7 +32,9 @@ from pipeline.placement import pools_of
 from pipeline.stages import STORE, StageOutcome, StageSpec
 from pipeline.turns import PoolTurns
 from storage.records import StageRecord
-from workers.worker_group import Ranks, RanksLost
+from workers.envelope import RanksLost
+from workers.ranks import Ranks
+from workers.worker_group import WorkerGroup
 
 
 class StopRequested(Exception):
@@ -125,7 +127,7 @@ class Controller:
 
     async def _run(self, spec: StageSpec) -> StageOutcome:
         arguments = self.arguments(spec)
-        group = self.ranks.group(spec.call.role, pools_of(self.config, spec.call))
+        group = WorkerGroup.of(self.ranks, spec.call.role, pools_of(self.config, spec.call))
         is_update = spec.call.kind == "state"
         if history_read(spec.call, self.config):
             await self.settle()

@@ -47,8 +47,8 @@ from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from workers.envelope import RankError
 from workers.rank_actor import RankActor
+from workers.ranks import Ranks
 from workers.remedies import REMEDIES
-from workers.worker_group import Ranks
 
 EVALUATED_BY = {"reward_model": "reward.evaluate", "cost_model": "cost.evaluate", "sft": "actor.evaluate_sequences"}
 REPLAY = "actor.replay_sequences"

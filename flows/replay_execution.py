@@ -31,7 +31,7 @@ from storage.mirror import AlteredColumn, mirror, show, stored_iteration
 from storage.records import StageRecord
 from storage.rollout_store import RolloutStore
 from storage.run_directory import FOLDERS, RunDirectory
-from workers.worker_group import Ranks
+from workers.ranks import Ranks
 
 EVALUATIONS = {"actor.evaluate", "actor.evaluate_pairs", *EVALUATED_BY.values()}
 Place = tuple[int, str, str]

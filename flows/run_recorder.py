@@ -15,7 +15,7 @@ from storage.locations import Location
 from storage.run_records import RunRecords
 from storage.run_status import CHECKPOINT, ActiveStage, PlacedRank, RunStatus
 from storage.timeline import Span
-from workers.worker_group import Ranks, ResourcePool
+from workers.ranks import Ranks, ResourcePool
 
 
 class RunRecorder:

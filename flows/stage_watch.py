@@ -12,7 +12,7 @@ from flows.progress_artifacts import ProgressArtifacts
 from flows.run_recorder import RunRecorder
 from storage.run_status import RunStatus
 from workers.answers import Rank, pinged
-from workers.worker_group import Ranks
+from workers.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 2.0

@@ -13,7 +13,7 @@ import pytest
 from flows.checkpointing import Checkpointer
 from storage.checkpoints import CheckpointStore
 from storage.errors import StorageError
-from workers.worker_group import Ranks
+from workers.ranks import Ranks
 
 
 @dataclass
