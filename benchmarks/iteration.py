@@ -65,14 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         software = versions(options.engine)
         base = base_of(options.against, options, software=software) if options.against is not None else None
         result = {**measured(options, Path(folder), run), "software": software}
-    if base is not None and base.card == result["card"]:
-        grown = scaling(
-            base, tokens_per_s=result["tokens_per_s"], prompts=options.prompts, ranks=num_ranks(vars(options))
-        )
+    grown = scaling(base, result, options) if base is not None else None
+    if grown is not None:
         result["scaling"] = {**grown.to_json(), "sentence": str(grown)}
     print(report(result, options))
-    if base is not None and base.card != result["card"]:
-        print(f"{PROGRAM}: --against {options.against}: was made on {base.card}: not compared", file=sys.stderr)
+    if base is not None and grown is None:
+        print(f"{PROGRAM}: --against {base.path}: was made on {base.card}: not compared", file=sys.stderr)
     if options.output:
         Path(options.output).write_text(json.dumps({**result, "options": vars(options)}, indent=1))
 

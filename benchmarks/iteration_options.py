@@ -74,8 +74,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def check_machine(options: argparse.Namespace) -> None:
     """Raises UserError for what can be said before the configuration is written."""
     check_writable(options.output, "--output")
-    if options.tp > 1 and options.engine == "torch":
-        raise UserError(f"--tp {options.tp}: is of SGLang's engines; set --engine sglang, or leave --tp out")
     if not options.gpus:
         return
     check_gpus(options.gpus, option=f"--gpus {options.gpus}", remedy="--gpus 0 runs on the CPU")

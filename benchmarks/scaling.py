@@ -22,11 +22,18 @@ EQUAL = (
 class Base:
     """The run to compare with. ranks: GPUs, or processes where there are none. software, card: with which it ran."""
 
+    path: str
     ranks: int
     prompts: int
     tokens_per_s: float
     software: str
     card: str | None
+
+    def kind(self, *, prompts: int, ranks: int) -> str:
+        """strong: the same batch; weak: one that grows with the ranks; empty: neither."""
+        if prompts == self.prompts:
+            return "strong"
+        return "weak" if prompts * self.ranks == self.prompts * ranks else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,7 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
             document = json.load(file)
         theirs: Mapping[str, Any] = document["options"]
         base = Base(
+            path=path,
             ranks=num_ranks(theirs),
             prompts=int(theirs["prompts"]),
             tokens_per_s=float(document["tokens_per_s"]),
@@ -81,7 +89,7 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
         raise UserError(f"{option}: one of the two runs is on GPUs and the other is not")
     if base.ranks >= num_ranks(ours):
         raise UserError(f"{option}: had {base.ranks} ranks, this run has {num_ranks(ours)}; name one of fewer")
-    if kind_of(base, prompts=options.prompts, ranks=num_ranks(ours)) is None:
+    if not base.kind(prompts=options.prompts, ranks=num_ranks(ours)):
         wanted = base.prompts * num_ranks(ours) / base.ranks
         weak = f", or --prompts {wanted:.0f} for weak" if wanted == int(wanted) else ""
         raise UserError(f"{option}: had --prompts {base.prompts}; the same for strong scaling{weak}")
@@ -93,17 +101,11 @@ def num_ranks(options: Mapping[str, Any]) -> int:
     return int(options["gpus"] or options["ranks"] or 1)
 
 
-def kind_of(base: Base, *, prompts: int, ranks: int) -> str | None:
-    """strong, weak, or None where the batch is neither the same nor grows with the ranks."""
-    if prompts == base.prompts:
-        return "strong"
-    return "weak" if prompts * base.ranks == base.prompts * ranks else None
-
-
-def scaling(base: Base, *, tokens_per_s: float, prompts: int, ranks: int) -> Scaling:
-    """From the base to a run of these numbers."""
-    kind = kind_of(base, prompts=prompts, ranks=ranks)
-    if kind is None:
-        raise ValueError("batches of neither kind of scaling")
-    ratio = tokens_per_s / base.tokens_per_s
+def scaling(base: Base, result: Mapping[str, Any], options: argparse.Namespace) -> Scaling | None:
+    """From the base to a run with this result; None where that was on another card."""
+    if result["card"] != base.card:
+        return None
+    ranks = num_ranks(vars(options))
+    kind = base.kind(prompts=options.prompts, ranks=ranks)
+    ratio = result["tokens_per_s"] / base.tokens_per_s
     return Scaling(kind=kind, ranks=(base.ranks, ranks), ratio=ratio, share=ratio * base.ranks / ranks)

@@ -37,7 +37,7 @@ ITERATION, LEARNING, RESHARD = iteration.main, learning.main, reshard.main
             "--gpus 2: this machine has no GPU (CUDA_VISIBLE_DEVICES hides them); --gpus 0 runs on the CPU",
         ),
         (ITERATION, "--iterations 0", "--iterations: '0' is not a whole number from 1 on"),
-        (ITERATION, "--engine torch --tp 2", "--tp 2: is of SGLang's engines"),
+        (ITERATION, "--engine torch --tp 2", "--tp: 2 is of SGLang's engines, and --engine is torch; set it to 1"),
         (ITERATION, "--engine torch --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
         (ITERATION, "--engine torch --samples 1", "--samples: 1, but the estimator group"),
         (ITERATION, "--engine torch --set training.num_iterations=3", "=3: fewer than the 4 of --warm-up"),

@@ -10,9 +10,13 @@ import pytest
 from benchmarks import iteration
 from benchmarks.iteration_options import parse
 from benchmarks.reshard import versions
-from benchmarks.scaling import base_of, num_ranks, scaling
+from benchmarks.scaling import base_of, scaling
 from configs.errors import UserError
 
+RESULT = {
+    "iteration_s": 1.0, "tokens_per_s": 170.0, "stages_s": {}, "stages_idle": {}, "between_stages_s": 1.0, "idle": [],
+    "sampling_s": None, "transition_s": None, "mfu": None, "peak_gib": {}, "rollout_gap_mean": None,
+}  # fmt: skip
 SIZES = ["--shape", "7b", "--micro-batch-tokens", "9216", "--set", "actor.fsdp.compile=true"]
 
 
@@ -38,8 +42,25 @@ def test_growth_is_the_ratio_of_throughputs_over_that_of_gpus(
 ) -> None:
     options = parse([*SIZES, "--gpus", "8", "--prompts", prompts])
     base = base_of(written(tmp_path, "--gpus", "4", "--prompts", "64"), options, software=versions("sglang"))
-    grown = scaling(base, tokens_per_s=170.0, prompts=options.prompts, ranks=num_ranks(vars(options)))
-    assert (grown.kind, str(grown)) == (kind, sentence)
+    grown = scaling(base, {"tokens_per_s": 170.0, "card": "a card"}, options)
+    assert grown is not None and (grown.kind, str(grown)) == (kind, sentence)
+
+
+@pytest.mark.parametrize("card", ["a card", "another"])
+def test_the_sentence_is_printed_and_kept_where_both_ran_on_one_card(
+    card: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurement is the only part that is left out: it needs GPUs."""
+    monkeypatch.setattr(iteration, "check_machine", lambda options: None)
+    monkeypatch.setattr(iteration, "measured", lambda *_: RESULT | {"card": card})
+    against, output = written(tmp_path, "--gpus", "4"), tmp_path / "eight.json"
+    iteration.main([*SIZES, "--gpus", "8", "--against", against, "--output", str(output)])
+    sentence = "strong scaling from 4 to 8: 1.70 times the tokens/s, 85.0% of ideal"
+    told, kept = capsys.readouterr(), json.loads(output.read_text())
+    if card == "another":
+        assert "was made on a card: not compared" in told.err and "scaling" not in told.out + str(kept.keys())
+    else:
+        assert sentence in told.out and kept["scaling"]["sentence"] == sentence and told.err == ""
 
 
 @pytest.mark.parametrize(

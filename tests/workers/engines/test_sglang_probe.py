@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -28,23 +28,21 @@ def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, release: str, *, requ
     monkeypatch.syspath_prepend(str(folder))
 
 
-def is_installed() -> bool:
-    try:
-        return bool(version("sglang"))
-    except PackageNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(is_installed(), reason="sglang is installed here")
-def test_a_missing_package_names_the_extra() -> None:
-    assert sglang_unavailable_reason() == f"sglang is not installed: {sglang_needs.install_command()}"
-
-
-def test_for_a_gpu_the_gpu_way_is_named_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(sglang_probe, "version", nothing)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_missing_package_names_the_extra() -> None:
+    assert sglang_unavailable_reason() == f"sglang is not installed: {sglang_needs.install_command()}"
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_for_a_gpu_the_gpu_way_is_named_on_any_machine() -> None:
     assert sglang_unavailable_reason(on_gpu=True) == (
         "sglang is not installed: pip install 'hybridflow[sglang]' 'sglang==0.5.23'"
     )
