@@ -42,8 +42,8 @@ from workers.reshard.wire import Group
 DTYPE = torch.bfloat16
 MIB = 1 << 20
 FAILED = 1
-COLLECTIVES = timedelta(minutes=4)
-"""After which a rank gives up on the others."""
+COLLECTIVES = timedelta(minutes=10)
+"""After which a rank gives up on the others: the first start of an engine takes minutes where nothing is cached."""
 Row = dict[str, Any]
 
 
