@@ -16,6 +16,8 @@ from storage.rollout_store import RolloutStore
 from tests.storage.batches import assert_same, scores_for
 from tests.storage.crash import commit_generate, small_batch
 
+ROOT = Path(__file__).parents[2]
+
 
 def crash(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tests.storage.crash", *arguments]
@@ -36,7 +38,10 @@ def test_killed_at_random_moments_of_a_run(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     reached = []
     for _ in range(5):
-        with subprocess.Popen(crash("loop", str(tmp_path)), stdout=subprocess.PIPE, text=True) as child:
+        command = crash("loop", str(tmp_path))
+        # the working folder is not on the path of every process
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             time.sleep(draw.uniform(0.05, 0.6))
