@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,20 +128,27 @@ class Ranks:
         outlive a process group, and would take this rank for the earlier one.
         """
         addresses = await self._addresses(len(places))
-        stale = [a for a, place in zip(addresses, places, strict=True) if _PLACES.get(a, place) != place]
-        if stale:
-            await self.client.restart_workers(stale, timeout=self.config.cluster.start_timeout_s)
+        while stale := [a for a, place in zip(addresses, places, strict=True) if _PLACES.get(a, place) != place]:
+            there = len(await worker_addresses(self.client))
+            await self._end_workers(stale, timeout_s=self.config.cluster.start_timeout_s)
+            await self._addresses_within(there)
             addresses = await self._addresses(len(places))
         _PLACES.update(zip(addresses, places, strict=True))
         return addresses
 
     async def _addresses(self, total: int) -> list[str]:
+        if len(addresses := await self._addresses_within(total)) < total:
+            raise UserError(
+                f"resources.num_ranks={total}: the cluster has {len(addresses)} workers with the resource `rank`"
+            )
+        return addresses
+
+    async def _addresses_within(self, total: int) -> list[str]:
+        """Fewer where `cluster.start_timeout_s` ends."""
         deadline = asyncio.get_running_loop().time() + self.config.cluster.start_timeout_s
         while len(addresses := await worker_addresses(self.client, total)) < total:
             if asyncio.get_running_loop().time() > deadline:
-                raise UserError(
-                    f"resources.num_ranks={total}: the cluster has {len(addresses)} workers with the resource `rank`"
-                )
+                break
             await asyncio.sleep(0.1)
         return addresses
 
@@ -210,17 +217,21 @@ class Ranks:
     async def _kill_and_wait(self) -> None:
         timeout_s = max(self.config.cluster.worker_return_timeout_s, GONE_WITHIN_S)
         killed_at = asyncio.get_running_loop().time()
-        try:
-            await kill_workers(self.client, self._placed, timeout_s=timeout_s)
-        except TimeoutError:
-            gone = await forget_workers(self.client, self._placed)
-            logger.warning("workers that neither answer nor end are given up: %s", ", ".join(gone))
+        await self._end_workers(self._placed, timeout_s=timeout_s)
         self._placed.clear()
         left = await config_for_workers_left(self.client, self.configured, self.config, self._held, killed_at=killed_at)
         if left is None:
             why = str(self.fault or "ranks were lost")
             raise await too_few_workers(self.client, self.configured, self._held, self.run_dir, why=why)
         self.config = left
+
+    async def _end_workers(self, addresses: Collection[str], *, timeout_s: float) -> None:
+        """Until the scheduler knows none of these: where one has no nanny or does not end, it is struck out there."""
+        try:
+            await kill_workers(self.client, addresses, timeout_s=timeout_s)
+        except TimeoutError:
+            gone = await forget_workers(self.client, addresses)
+            logger.warning("workers that neither answer nor end are given up: %s", ", ".join(gone))
 
     async def close(self) -> None:
         """End engines, reward processes and process groups; the workers stay for the next run.
