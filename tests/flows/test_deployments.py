@@ -113,7 +113,7 @@ async def fire(client: PrefectClient, deployment_id: UUID) -> UUID:
         runs = await client.read_flow_runs(flow_run_filter=of_deployment(deployment_id))
         return next((r.id for r in runs if r.state is not None and r.state.is_running()), None)
 
-    run: UUID = await until(started, seconds=60)
+    run: UUID = await until(started, seconds=180)
     await client.delete_deployment_schedule(deployment_id, schedule.id)
     return run
 
@@ -129,10 +129,11 @@ async def final_state(client: PrefectClient, run: UUID) -> State[Any]:
         state = (await client.read_flow_run(run)).state
         return state if state is not None and state.is_final() else None
 
-    found: State[Any] = await until(ended, seconds=120)
+    found: State[Any] = await until(ended, seconds=180)
     return found
 
 
+@pytest.mark.timeout(900)  # seven processes start one after the other, where a machine is busy a minute each
 async def test_a_scheduled_run_that_failed_is_retried_and_evaluated(
     prefect_server: LocalPrefectServer, tmp_path: Path
 ) -> None:
@@ -198,7 +199,7 @@ async def evaluate_weekly(client: PrefectClient, path: Path, *, of: RunDirectory
             found = await client.read_deployment_by_name("evaluation-run/cli-evaluation")
             return found if found.schedules and found.status == "READY" else None
 
-        weekly = await until(registered, seconds=60)
+        weekly = await until(registered, seconds=180)
         by_hand = await client.create_flow_run_from_deployment(weekly.id)
         done = await final_state(client, by_hand.id)
         assert done.type == StateType.COMPLETED, done.message

@@ -65,7 +65,7 @@ def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "requested\n"
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_INTERRUPTED == 130
     assert out == "" and err.splitlines()[1].startswith("SIGTERM again: ending now")
     assert len(err.splitlines()) == 2, "no word of leaked semaphores"
@@ -75,7 +75,7 @@ def test_while_nothing_runs_the_first_signal_ends_the_process() -> None:
     starting = BUSY.replace("as stop:", "as stop:\n        stop.may_end_at_once = True")
     process = started(starting, "ready")
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_INTERRUPTED
     assert out == "" and err == "SIGTERM: ending now; no stage was running\n"
 
@@ -94,5 +94,5 @@ child.communicate()
 """
     process = started(parent, "up", start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "unharmed\n", "")

@@ -34,14 +34,14 @@ async def test_pool_passes_to_the_next_iteration_after_its_last_expected_call() 
     for pool, turn in (("rollout", (0, 1)), ("rollout", (1, 1)), ("train", (0, 2)), ("train", (1, 2))):
         turns.enter(pool, turn)
     await _hold(turns, "rollout", (0, 1), seen)
-    await asyncio.wait_for(_hold(turns, "rollout", (1, 1), seen), 1)
+    await asyncio.wait_for(_hold(turns, "rollout", (1, 1), seen), 30)
     early = asyncio.ensure_future(_hold(turns, "train", (1, 2), seen))
     await _hold(turns, "train", (0, 2), seen)
     await asyncio.sleep(0.01)
     assert not early.done(), "iteration 0 has one more call on this pool"
     turns.enter("train", (0, 3))
     await _hold(turns, "train", (0, 3), seen)
-    await asyncio.wait_for(early, 1)
+    await asyncio.wait_for(early, 30)
     assert seen == [(0, 1), (1, 1), (0, 2), (0, 3), (1, 2)]
 
 
@@ -56,7 +56,7 @@ async def test_without_expectations_a_pool_waits_for_the_iterations_end() -> Non
     await asyncio.sleep(0.01)
     assert not late.done()
     await turns.end_iteration(0)
-    await asyncio.wait_for(late, 1)
+    await asyncio.wait_for(late, 30)
 
 
 async def test_a_failed_call_frees_its_pool() -> None:
@@ -67,7 +67,7 @@ async def test_a_failed_call_frees_its_pool() -> None:
     with pytest.raises(RuntimeError):
         async with turns.turn("main", (0, 1)):
             raise RuntimeError("a rank failed")
-    await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 1)
+    await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 30)
 
 
 async def test_a_skipped_call_lets_the_next_one_run() -> None:
@@ -76,4 +76,4 @@ async def test_a_skipped_call_lets_the_next_one_run() -> None:
     turns.enter("main", (0, 1))
     turns.enter("main", (0, 2))
     await turns.skip("main", (0, 1))
-    await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 1)
+    await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 30)

@@ -20,7 +20,7 @@ started.append(forkserver._forkserver._forkserver_pid)
 fork_server.start(here)
 started.append(forkserver._forkserver._forkserver_pid)
 assert started[0] is None and started[1] == started[2], started
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 60
 while "OMP_NUM_THREADS=3" not in (variables := open(f"/proc/{started[1]}/environ").read().split(chr(0))):
     assert time.monotonic() < deadline, variables  # until its program begins, it has those of this process
     time.sleep(0.01)

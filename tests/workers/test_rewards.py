@@ -239,11 +239,10 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not ((pids := tmp_path / "pids").exists() and pids.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.1)
-    started = [child, int((tmp_path / "pids").read_text())]
+    started = [child, int(pids.read_text())]
     parent.kill()
     parent.wait()
     while any(map(alive, started)) and time.monotonic() < deadline:
