@@ -6,6 +6,7 @@ no notice of them (`workers.stop_signals`): they come to all of them alike.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -13,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from multiprocessing import util
+from queue import SimpleQueue
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 130
 RELEASE_S = 1.0
@@ -29,29 +33,35 @@ _SHOW_CURSOR = "\x1b[?25h"
 class StopRequest:
     """A context manager for the main thread, inside or outside an event loop; the old handlers come back.
 
-    `note` gets one sentence per signal, in the signal handler: it must not wait for what the main thread
-    holds. It may be replaced while the context is open; None: a line on stderr. may_end_at_once: true while
-    there is no stage to wait for.
+    `note` gets one sentence per signal, on a thread of its own and in the context of what the signal interrupted, which
+    may hold what the note needs. It may be replaced while this is open; None: a line on stderr. may_end_at_once: true
+    while there is no stage to wait for.
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
         self.note = note or _print_note
         self.may_end_at_once = False
-        self._requested = threading.Event()
+        self._requested = False
         self._before: dict[signal.Signals, Any] = {}
         self._last = (0, -SAME_S)
+        # The handler runs in the main thread and takes no lock, which this may hold where it is interrupted: it uses
+        # plain attributes, and a queue that is made for that.
+        self._errands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._num_done = 0
 
     @property
     def requested(self) -> bool:
         """True after the first signal: start no further stage."""
-        return self._requested.is_set()
+        return self._requested
 
     def request(self, why: str) -> None:
         """Stop as after a first signal, for another reason."""
-        self._requested.set()
+        self._requested = True
         self.note(why)
 
     def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run_errands, daemon=True, name="stop-request")
+        self._thread.start()
         # signal.signal, not loop.add_signal_handler: the second signal must work while the loop is blocked.
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
@@ -66,6 +76,17 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._errands.put(None)
+        self._thread.join(RELEASE_S)
+
+    def _run_errands(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread wakes for them
+        while (errand := self._errands.get()) is not None:
+            try:
+                errand()
+            except Exception:
+                logger.exception("after a signal")
+            self._num_done += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # No call in between: the next signal's handler may run inside of this one, at a call.
@@ -74,14 +95,30 @@ class StopRequest:
         if last[0] == number and now - last[1] < SAME_S:
             return
         name = signal.Signals(number).name
-        if self.requested:
-            self.note(f"{name} again: ending now; committed stages are kept")
-            _end_now()
+        if self._requested:
+            self._end_now(f"{name} again: ending now; committed stages are kept")
         if self.may_end_at_once:
-            self.note(f"{name}: ending now; no stage was running")
-            _end_now()
-        self._requested.set()
-        self.note(f"{name}: stopping after the running stages, which are committed; again to end at once")
+            self._end_now(f"{name}: ending now; no stage was running")
+        self._requested = True
+        self._say(f"{name}: stopping after the running stages, which are committed; again to end at once")
+
+    def _say(self, text: str) -> None:
+        context = copy_context()
+        self._errands.put(lambda: context.run(self.note, text))
+
+    def _end_now(self, text: str) -> NoReturn:
+        """Leave without unwinding: a broken collective or a full pipe could hold every `finally` up."""
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR.encode())
+        done = self._num_done
+        self._say(text)
+        self._errands.put(_release_semaphores)
+        deadline = time.monotonic() + RELEASE_S
+        while self._num_done < done + 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self._num_done == done:  # what the note needs is held by what the signal has interrupted
+            _print_note(text)
+        os._exit(EXIT_INTERRUPTED)
 
 
 @contextmanager
@@ -109,17 +146,6 @@ def sigint_kept_from_children(stop: Callable[[], None]) -> Iterator[None]:
 
 def _print_note(text: str) -> None:
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
-
-
-def _end_now() -> None:
-    """Leave without unwinding: a broken collective or a full pipe could hold every `finally` up."""
-    if os.isatty(2):
-        os.write(2, _SHOW_CURSOR.encode())
-    # On another thread, since the signal may have come while this one holds what that needs.
-    releasing = threading.Thread(target=_release_semaphores, daemon=True)
-    releasing.start()
-    releasing.join(RELEASE_S)
-    os._exit(EXIT_INTERRUPTED)
 
 
 def _release_semaphores() -> None:

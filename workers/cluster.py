@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import dask
 import distributed.utils
-from distributed import Client, Nanny, Status
+from distributed import Client
 
 from configs.schema import RunConfig
 from workers import fork_server
@@ -107,43 +104,3 @@ def _environment_kept() -> Iterator[Callable[[], None]]:
         yield restore
     finally:
         restore()
-
-
-async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s: float) -> None:
-    """SIGKILL these worker processes, whatever state they are in; their nannies start others.
-
-    Asking a worker to end would wait for what it sits in. Raises TimeoutError when some stay.
-    """
-    async with asyncio.timeout(timeout_s):
-        while known := await _known(client, addresses):
-            # told by their own addresses: the scheduler would look them up by those of workers, which may go meanwhile
-            if nannies := {worker["nanny"] for worker in known.values()} - {None}:
-                await client.run(end_process, sorted(addresses), workers=sorted(nannies), on_error="ignore")
-            await asyncio.sleep(0.05)
-
-
-async def forget_workers(client: Client, addresses: Collection[str]) -> list[str]:
-    """Have the scheduler strike out those of these workers that it still knows, as one does whose host is gone without
-    a word; returns them. One that lives all the same ends when it hears of it."""
-    known = list(await _known(client, addresses))
-    for address in known:
-        await client.scheduler.unregister(address=address, stimulus_id="hybridflow-lost-worker")
-    return known
-
-
-async def _known(client: Client, addresses: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What the scheduler says of those of these workers that it knows."""
-    known = (await client.scheduler.identity())["workers"]
-    return {address: known[address] for address in addresses if address in known}
-
-
-def end_process(workers: Collection[str], dask_worker: Nanny) -> None:
-    """Run by a nanny (Dask passes it as `dask_worker`): kill its worker process, where that is one of these workers.
-
-    While a successor starts, a nanny has its process and still the address of the one before.
-    """
-    process = dask_worker.process
-    if process is None or process.status != Status.running or process.worker_address not in workers:
-        return
-    if process.pid is not None:
-        os.kill(process.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,12 @@ from pipeline.placement import pool_of, pool_ranks, pool_sizes, worlds
 from storage.locations import Location
 from workers.answers import Rank, answers_of, names
 from workers.attach import check_scheduler
-from workers.cluster import forget_workers, kill_workers
 from workers.envelope import Envelope, RankError, RanksLost
 from workers.lines import Line, placed
 from workers.network import refuse_spread_engines
-from workers.places import worker_addresses, worker_homes
+from workers.places import worker_homes
 from workers.rank_actor import RankActor, RankSpec
+from workers.restarts import end_workers, fresh_workers, kill_workers
 from workers.returning import GONE_WITHIN_S, config_for_workers_left, too_few_workers
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,6 @@ SHUTDOWN_S = 60.0
 """Until ranks that do not end what they have started are killed."""
 KILLED_WITHIN_S = 30.0
 """Of workers of a run that has ended; those without a nanny are killed by nobody."""
-Place = tuple[int, int, int, int]
-"""Rank in its pool, size of the pool; rank in its process group, size of the group."""
-_PLACES: dict[str, Place] = {}
-"""Address of a worker process to the place that it has held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,8 @@ class Ranks:
             for name, before in zip(names, (0, len(layout[names[0]])), strict=False)
             for i, rank in enumerate(layout[name])
         }
-        addresses = await self._fresh_addresses([places[rank] for rank in sorted(places)])
+        timeout_s = self.config.cluster.start_timeout_s
+        addresses = await fresh_workers(self.client, [places[rank] for rank in sorted(places)], timeout_s=timeout_s)
         refuse_spread_engines(self.config, addresses)
         self._placed |= set(addresses)
         homes = await worker_homes(self.client)
@@ -120,37 +117,6 @@ class Ranks:
         self.broken, self.fault = False, None
         worlds_of_pools = [[self.pools[name] for name in names] for names in together]
         await asyncio.gather(*(self._set_up(pools, number) for number, pools in enumerate(worlds_of_pools)))
-
-    async def _fresh_addresses(self, places: list[Place]) -> list[str]:
-        """A worker for each place.
-
-        A worker process that held another place in an earlier run is started anew: torch's DTensor caches
-        outlive a process group, and would take this rank for the earlier one.
-        """
-        addresses = await self._addresses(len(places))
-        while stale := [a for a, place in zip(addresses, places, strict=True) if _PLACES.get(a, place) != place]:
-            there = len(await worker_addresses(self.client))
-            await self._end_workers(stale, timeout_s=self.config.cluster.start_timeout_s)
-            await self._addresses_within(there)
-            addresses = await self._addresses(len(places))
-        _PLACES.update(zip(addresses, places, strict=True))
-        return addresses
-
-    async def _addresses(self, total: int) -> list[str]:
-        if len(addresses := await self._addresses_within(total)) < total:
-            raise UserError(
-                f"resources.num_ranks={total}: the cluster has {len(addresses)} workers with the resource `rank`"
-            )
-        return addresses
-
-    async def _addresses_within(self, total: int) -> list[str]:
-        """Fewer where `cluster.start_timeout_s` ends."""
-        deadline = asyncio.get_running_loop().time() + self.config.cluster.start_timeout_s
-        while len(addresses := await worker_addresses(self.client, total)) < total:
-            if asyncio.get_running_loop().time() > deadline:
-                break
-            await asyncio.sleep(0.1)
-        return addresses
 
     async def _place(self, global_rank: int, address: str) -> Line:
         placing = placed(self.client, self.actor_class, address, name=f"rank-{global_rank}-{self.incarnation}")
@@ -217,21 +183,13 @@ class Ranks:
     async def _kill_and_wait(self) -> None:
         timeout_s = max(self.config.cluster.worker_return_timeout_s, GONE_WITHIN_S)
         killed_at = asyncio.get_running_loop().time()
-        await self._end_workers(self._placed, timeout_s=timeout_s)
+        await end_workers(self.client, self._placed, timeout_s=timeout_s)
         self._placed.clear()
         left = await config_for_workers_left(self.client, self.configured, self.config, self._held, killed_at=killed_at)
         if left is None:
             why = str(self.fault or "ranks were lost")
             raise await too_few_workers(self.client, self.configured, self._held, self.run_dir, why=why)
         self.config = left
-
-    async def _end_workers(self, addresses: Collection[str], *, timeout_s: float) -> None:
-        """Until the scheduler knows none of these: where one has no nanny or does not end, it is struck out there."""
-        try:
-            await kill_workers(self.client, addresses, timeout_s=timeout_s)
-        except TimeoutError:
-            gone = await forget_workers(self.client, addresses)
-            logger.warning("workers that neither answer nor end are given up: %s", ", ".join(gone))
 
     async def close(self) -> None:
         """End engines, reward processes and process groups; the workers stay for the next run.

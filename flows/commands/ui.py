@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import ExitStack
+from queue import SimpleQueue
 from types import FrameType
 
 from configs.errors import UserError
@@ -19,15 +19,15 @@ def ui(runs: Location) -> Answer:
         raise UserError(
             f"--runs {runs}: on this machine there is no such folder; start a run first, or name the folder of runs"
         )
-    stop = threading.Event()
+    stop: SimpleQueue[int] = SimpleQueue()
     stack = ExitStack()
-    _set_on_signals(stop)
+    _put_on_signals(stop)
     server = stack.enter_context(LocalPrefectServer(local_side(runs) / HOME))
     home = str(server.home)
 
     def wait() -> None:
         with stack:
-            stop.wait()
+            stop.get()
 
     text = f"Prefect UI of {runs}: {server.ui_url} (Ctrl-C or SIGTERM stops it)"
     return Answer(
@@ -37,9 +37,11 @@ def ui(runs: Location) -> Answer:
     )
 
 
-def _set_on_signals(stop: threading.Event) -> None:
+def _put_on_signals(stop: SimpleQueue[int]) -> None:
+    """Not an event, whose lock the interrupted thread may hold while it begins to wait."""
+
     def handler(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        stop.put(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)

@@ -5,12 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
 
 from flows.signals import EXIT_INTERRUPTED, StopRequest
 
+INTERRUPTED = ContextVar("INTERRUPTED", default="outside")
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = """
 import asyncio, multiprocessing, time
@@ -57,6 +61,49 @@ async def test_the_first_signal_only_asks_and_old_handlers_come_back(number: sig
     assert not StopRequest().requested
     assert signal.getsignal(number) is before
     assert len(notes) == 1 and notes[0].startswith(f"{number.name}: stopping after the running stages")
+
+
+def test_a_note_that_needs_what_the_interrupted_code_holds_waits_for_it() -> None:
+    """Prefect's log, a terminal's live view: each has a lock, and the signal comes at any moment."""
+    held, notes = threading.Lock(), []
+
+    def note(text: str) -> None:
+        with held:
+            notes.append((text, threading.current_thread() is threading.main_thread(), INTERRUPTED.get()))
+
+    before = INTERRUPTED.set("in the stage")
+    with StopRequest(note) as stop:
+        with held:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.requested
+            time.sleep(0.05)
+            assert notes == []
+        INTERRUPTED.reset(before)
+    ((text, on_main_thread, context),) = notes
+    assert text.startswith("SIGTERM: stopping") and not on_main_thread
+    assert context == "in the stage", "the run that a log line belongs to"
+
+
+def test_the_second_signal_ends_a_process_that_holds_what_its_note_needs() -> None:
+    holding = """
+import threading, time
+from flows.signals import StopRequest
+held = threading.Lock()
+def note(text):
+    with held:
+        print(text, flush=True)
+with StopRequest(note), held:
+    print("ready", flush=True)
+    time.sleep(60)
+    time.sleep(60)
+"""
+    process = started(holding, "ready")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (EXIT_INTERRUPTED, "")
+    assert err == "SIGTERM again: ending now; committed stages are kept\n"
 
 
 def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
