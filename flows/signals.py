@@ -6,14 +6,16 @@ no notice of them (`workers.stop_signals`): they come to all of them alike.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from multiprocessing import util
 from queue import SimpleQueue
@@ -33,9 +35,9 @@ _SHOW_CURSOR = "\x1b[?25h"
 class StopRequest:
     """A context manager for the main thread, inside or outside an event loop; the old handlers come back.
 
-    `note` gets one sentence per signal, on a thread of its own and in the context of what the signal interrupted, which
-    may hold what the note needs. It may be replaced while this is open; None: a line on stderr. may_end_at_once: true
-    while there is no stage to wait for.
+    `note` gets a sentence for each signal that counts, on a thread of its own, since the interrupted code may hold what
+    it needs; in that code's context (`contextvars`). It may be replaced while this is open; None: a line on stderr.
+    may_end_at_once: true while there is no stage to wait for.
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
@@ -47,7 +49,7 @@ class StopRequest:
         # The handler runs in the main thread and takes no lock, which this may hold where it is interrupted: it uses
         # plain attributes, and a queue that is made for that.
         self._errands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._num_done = 0
+        self._ending = False
 
     @property
     def requested(self) -> bool:
@@ -55,15 +57,16 @@ class StopRequest:
         return self._requested
 
     def request(self, why: str) -> None:
-        """Stop as after a first signal, for another reason."""
+        """Stop as after a first signal, for another reason, which is said at once."""
         self._requested = True
         self.note(why)
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run_errands, daemon=True, name="stop-request")
-        self._thread.start()
+        self._errands = SimpleQueue()
         # signal.signal, not loop.add_signal_handler: the second signal must work while the loop is blocked.
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        self._thread = threading.Thread(target=_run, args=(self._errands,), daemon=True, name="stop-request")
+        self._thread.start()
         return self
 
     def handle_again(self) -> None:
@@ -79,20 +82,11 @@ class StopRequest:
         self._errands.put(None)
         self._thread.join(RELEASE_S)
 
-    def _run_errands(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread wakes for them
-        while (errand := self._errands.get()) is not None:
-            try:
-                errand()
-            except Exception:
-                logger.exception("after a signal")
-            self._num_done += 1
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # No call in between: the next signal's handler may run inside of this one, at a call.
         now = time.monotonic()
         last, self._last = self._last, (number, now)
-        if last[0] == number and now - last[1] < SAME_S:
+        if self._ending or (last[0] == number and now - last[1] < SAME_S):
             return
         name = signal.Signals(number).name
         if self._requested:
@@ -102,23 +96,57 @@ class StopRequest:
         self._requested = True
         self._say(f"{name}: stopping after the running stages, which are committed; again to end at once")
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str) -> list[str]:
+        """What is returned has the sentence once it is said."""
+        said: list[str] = []
         context = copy_context()
-        self._errands.put(lambda: context.run(self.note, text))
+
+        def say() -> None:
+            try:
+                context.run(self.note, text)
+            except BaseException:
+                with suppress(Exception):  # stderr may be closed, too
+                    logger.exception("what a signal is to say")
+                _print_if_possible(text)
+            said.append(text)
+
+        self._errands.put(say)
+        return said
 
     def _end_now(self, text: str) -> NoReturn:
         """Leave without unwinding: a broken collective or a full pipe could hold every `finally` up."""
-        if os.isatty(2):
-            os.write(2, _SHOW_CURSOR.encode())
-        done = self._num_done
-        self._say(text)
-        self._errands.put(_release_semaphores)
-        deadline = time.monotonic() + RELEASE_S
-        while self._num_done < done + 2 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if self._num_done == done:  # what the note needs is held by what the signal has interrupted
-            _print_note(text)
-        os._exit(EXIT_INTERRUPTED)
+        self._ending = True
+        try:
+            if os.isatty(2):
+                _print_if_possible(_SHOW_CURSOR, end="")
+            said, released = self._say(text), _elsewhere(_release_semaphores)
+            deadline = time.monotonic() + RELEASE_S
+            while not (said and released) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if not said:  # what the note needs is held by what the signal has interrupted
+                _print_if_possible(text)
+        finally:
+            os._exit(EXIT_INTERRUPTED)
+
+
+def _run(errands: SimpleQueue[Callable[[], object] | None]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread wakes for them
+    while (errand := errands.get()) is not None:
+        errand()
+
+
+def _elsewhere(work: Callable[[], object]) -> list[bool]:
+    """On a thread that starts without a lock of `threading`'s; what is returned is not empty once it is done."""
+    done: list[bool] = []
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.append(True)
+
+    _thread.start_new_thread(run, ())
+    return done
 
 
 @contextmanager
@@ -146,6 +174,13 @@ def sigint_kept_from_children(stop: Callable[[], None]) -> Iterator[None]:
 
 def _print_note(text: str) -> None:
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
+
+
+def _print_if_possible(text: str, *, end: str = "\n") -> None:
+    """On stderr, unless that is closed, or a pipe that is full."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{text}{end}".encode())
 
 
 def _release_semaphores() -> None:

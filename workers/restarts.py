@@ -9,7 +9,7 @@ import signal
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from distributed import Client, Nanny, Status
+from distributed import Client, Nanny
 
 from configs.errors import UserError
 from workers.places import worker_addresses, worker_homes
@@ -17,8 +17,11 @@ from workers.places import worker_addresses, worker_homes
 logger = logging.getLogger(__name__)
 Place = tuple[int, int, int, int]
 """Rank in its pool, size of the pool; rank in its process group, size of the group."""
-_PLACES: dict[str, Place] = {}
-"""Address of a worker process to the place that it has held."""
+Known = dict[str, dict[str, Any]]
+"""What the scheduler says of workers, by their addresses."""
+_PLACES: dict[tuple[str, str], Place] = {}
+"""Address and directory of a worker process to the place that it has held: where workers have ports of their own, a
+successor has the address of the one before, and a new directory."""
 
 
 async def fresh_workers(client: Client, places: Sequence[Place], *, timeout_s: float) -> list[str]:
@@ -27,19 +30,23 @@ async def fresh_workers(client: Client, places: Sequence[Place], *, timeout_s: f
     A worker process that held another place in an earlier run of this controller is started anew: torch's DTensor
     caches outlive a process group, and would take this rank for the earlier one. One without a nanny only ends.
 
-    Raises UserError when there are fewer workers than places after `timeout_s` seconds.
+    timeout_s: of each wait for a process to end or to be back. Raises UserError when there are then fewer workers than
+    places.
     """
-    addresses = await _addresses(client, len(places), timeout_s)
-    while stale := [a for a, place in zip(addresses, places, strict=True) if _PLACES.get(a, place) != place]:
+    while True:
+        addresses = await _addresses(client, len(places), timeout_s)
+        known = await _known(client, addresses)
+        wanted = {(a, known[a]["local_directory"]): p for a, p in zip(addresses, places, strict=True) if a in known}
+        stale = [process[0] for process, place in wanted.items() if _PLACES.get(process, place) != place]
+        if not stale:
+            _PLACES.update(wanted)
+            return addresses
         homes = await worker_homes(client)
-        if alone := [address for address in stale if homes.get(address) == address]:
-            await forget_workers(client, alone)
-            logger.warning("ended, since an earlier run used them otherwise; no nanny starts them: %s", alone)
+        if alone := {address: known[address] for address in stale if known[address]["nanny"] is None}:
+            await _forget(client, alone)
+            logger.warning("ended, since an earlier run used them otherwise; no nanny starts them: %s", list(alone))
         await end_workers(client, stale, timeout_s=timeout_s)
         await _addresses_within(client, sum(address != home for address, home in homes.items()), timeout_s)
-        addresses = await _addresses(client, len(places), timeout_s)
-    _PLACES.update(zip(addresses, places, strict=True))
-    return addresses
 
 
 async def _addresses(client: Client, total: int, timeout_s: float) -> list[str]:
@@ -61,11 +68,13 @@ async def _addresses_within(client: Client, total: int, timeout_s: float) -> lis
 
 
 async def end_workers(client: Client, addresses: Collection[str], *, timeout_s: float) -> None:
-    """Kill these worker processes; the scheduler strikes out those that do not end, or that no nanny can kill."""
+    """SIGKILL these worker processes; the scheduler strikes out those that are still there after `timeout_s`."""
+    doomed = await _known(client, addresses)
     try:
-        await kill_workers(client, addresses, timeout_s=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await _kill(client, doomed)
     except TimeoutError:
-        gone = await forget_workers(client, addresses)
+        gone = await _forget(client, doomed)
         logger.warning("workers that neither answer nor end are given up: %s", ", ".join(gone))
 
 
@@ -75,35 +84,43 @@ async def kill_workers(client: Client, addresses: Collection[str], *, timeout_s:
     Asking a worker to end would wait for what it sits in. Raises TimeoutError when some stay.
     """
     async with asyncio.timeout(timeout_s):
-        while known := await _known(client, addresses):
-            # told by their own addresses: the scheduler would look them up by those of workers, which may go meanwhile
-            if nannies := {worker["nanny"] for worker in known.values()} - {None}:
-                await client.run(end_process, sorted(addresses), workers=sorted(nannies), on_error="ignore")
-            await asyncio.sleep(0.05)
+        await _kill(client, await _known(client, addresses))
 
 
-async def forget_workers(client: Client, addresses: Collection[str]) -> list[str]:
-    """Have the scheduler strike out those of these workers that it still knows, as one does whose host is gone without
-    a word; returns them. One that lives all the same ends when it hears of it."""
-    known = list(await _known(client, addresses))
-    for address in known:
+async def _kill(client: Client, doomed: Known) -> None:
+    """Until the scheduler knows none of these processes."""
+    directories, left = sorted(worker["local_directory"] for worker in doomed.values()), doomed
+    while left:
+        # told by their own addresses: the scheduler would look them up by those of workers, which may go meanwhile
+        if nannies := {worker["nanny"] for worker in left.values()} - {None}:
+            await client.run(end_process, directories, workers=sorted(nannies), on_error="ignore")
+        await asyncio.sleep(0.05)
+        left = await _still_known(client, doomed)
+
+
+async def _forget(client: Client, doomed: Known) -> list[str]:
+    """Have the scheduler strike out those of these processes that it still knows, as one does whose host is gone
+    without a word; returns their addresses. One that lives all the same ends when it hears of it."""
+    left = list(await _still_known(client, doomed))
+    for address in left:
         await client.scheduler.unregister(address=address, stimulus_id="hybridflow-lost-worker")
-    return known
+    return left
 
 
-async def _known(client: Client, addresses: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What the scheduler says of those of these workers that it knows."""
+async def _still_known(client: Client, doomed: Known) -> Known:
+    known = await _known(client, doomed)
+    return {a: worker for a, worker in known.items() if worker["local_directory"] == doomed[a]["local_directory"]}
+
+
+async def _known(client: Client, addresses: Collection[str]) -> Known:
     known = (await client.scheduler.identity())["workers"]
     return {address: known[address] for address in addresses if address in known}
 
 
-def end_process(workers: Collection[str], dask_worker: Nanny) -> None:
-    """Run by a nanny (Dask passes it as `dask_worker`): kill its worker process, where that is one of these workers.
-
-    While a successor starts, a nanny has its process and still the address of the one before.
+def end_process(directories: Collection[str], dask_worker: Nanny) -> None:
+    """Run by a nanny (Dask passes it as `dask_worker`): kill its worker process, where that has one of these
+    directories. The nanny may have started a successor meanwhile, whose directory it knows once that is up.
     """
     process = dask_worker.process
-    if process is None or process.status != Status.running or process.worker_address not in workers:
-        return
-    if process.pid is not None:
+    if process is not None and process.worker_dir in directories and process.pid is not None:
         os.kill(process.pid, signal.SIGKILL)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from contextlib import ExitStack
-from queue import SimpleQueue
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 from configs.errors import UserError
@@ -27,7 +27,10 @@ def ui(runs: Location) -> Answer:
 
     def wait() -> None:
         with stack:
-            stop.get()
+            while True:  # a signal just before it waits does not wake it
+                with suppress(Empty):
+                    stop.get(timeout=1.0)
+                    return
 
     text = f"Prefect UI of {runs}: {server.ui_url} (Ctrl-C or SIGTERM stops it)"
     return Answer(

@@ -106,6 +106,61 @@ with StopRequest(note), held:
     assert err == "SIGTERM again: ending now; committed stages are kept\n"
 
 
+HOLDING = """
+import os, signal, sys, threading, time
+from flows.signals import StopRequest
+held = threading.Lock()
+def note(text):
+    with held:
+        pass
+SETUP
+with StopRequest(NOTE), held:
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("note", ["note", "None"])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "os.close(2)",
+        "sys.stderr.close()",
+        # a pipe that nobody reads, full
+        "os.dup2(os.pipe()[1], 2)\nos.set_blocking(2, False)\n"
+        "try:\n    while True: os.write(2, bytes(4096))\nexcept BlockingIOError: os.set_blocking(2, True)",
+    ],
+)
+def test_the_second_signal_ends_the_process_whatever_became_of_stderr(setup: str, note: str) -> None:
+    process = started(HOLDING.replace("SETUP", setup).replace("NOTE", note), "ready")
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    for _ in range(20):  # someone impatient does not put the end off
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+    process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert time.monotonic() - began < 5
+
+
+def test_a_note_that_fails_is_said_on_stderr() -> None:
+    failing = (
+        HOLDING.replace("pass", "raise OSError('the log is full')").replace(", held:", ":").replace("NOTE", "note")
+    )
+    process = started(failing.replace("SETUP", ""), "ready")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED
+    sentences = [line for line in err.splitlines() if line.startswith("SIG")]
+    assert sentences[0].startswith("SIGINT: stopping") and sentences[1].startswith("SIGTERM again")
+    assert err.count("OSError: the log is full") == 2
+
+
 def test_the_second_signal_ends_the_process_while_the_loop_is_blocked() -> None:
     process = started(BUSY, "ready")
     process.send_signal(signal.SIGINT)

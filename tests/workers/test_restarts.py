@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Nanny, Scheduler, Worker
 
 from configs.errors import UserError
 from configs.schema import RunConfig
+from tests.gloo import free_port
 from workers.cluster import dask_client
 from workers.places import RESOURCE, worker_addresses, worker_homes
 from workers.restarts import Place, fresh_workers, kill_workers
@@ -73,6 +74,39 @@ def test_a_worker_serves_another_place_only_as_a_new_process_and_the_others_wait
     assert not set(alone) & set(first)
     assert again == alone == last[:1], "the first by name, though others were there before it was back"
     assert last[1:] == first[1:], "the others went on"
+
+
+@pytest.mark.parametrize("contact", ["127.0.0.1", "localhost"])
+def test_a_successor_at_the_same_address_serves(contact: str) -> None:
+    """A worker with a port of its own (docs/multi-node.md); its nanny may know it by a name of its host."""
+
+    async def used() -> tuple[list[str], list[str]]:
+        port = free_port()
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard_address=":0") as scheduler,
+            Client(scheduler.address, asynchronous=True) as client,
+            Nanny(
+                scheduler.address,
+                host="127.0.0.1",
+                port=0,
+                worker_port=port,
+                contact_address=f"tcp://{contact}:{port}",
+                resources={RESOURCE: 1},
+                nthreads=1,
+                config={"distributed.worker.preload": []},
+            ),
+        ):
+            before = await fresh_workers(client, [ALONE], timeout_s=60)
+            (first,) = (await client.run(os.getpid)).values()
+            after = await fresh_workers(client, [TOGETHER[0]], timeout_s=60)
+            (second,) = (await client.run(os.getpid)).values()
+            assert first != second
+            assert await fresh_workers(client, [TOGETHER[0]], timeout_s=60) == after
+            assert list((await client.run(os.getpid)).values()) == [second]
+            return before, after
+
+    before, after = asyncio.run(used())
+    assert before == after
 
 
 def test_without_a_nanny_a_worker_that_served_another_place_ends_and_the_next_one_serves(
