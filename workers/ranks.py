@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +141,8 @@ class Ranks:
         port = cluster.rendezvous_port + group_number if cluster.rendezvous_port else 0
         everyone = [rank for pool in pools for rank in pool.ranks]
         opening = everyone[0].line.call(RankActor.open_rendezvous, cluster.interface, port)
-        (rendezvous,) = await self.answers([opening], everyone[:1], timeout_s, "rendezvous")
+        with self.fault_kept():
+            (rendezvous,) = await answers_of([opening], everyone[:1], timeout_s=timeout_s, what="rendezvous")
         sizes = tuple(len(pool.ranks) for pool in pools)
         specs = [
             RankSpec(
@@ -163,7 +165,9 @@ class Ranks:
         ]
         calls = [rank.line.call(RankActor.setup, spec) for rank, spec in zip(everyone, specs, strict=True)]
         called = " and ".join(pool.name for pool in pools)
-        for answer in await self.answers(calls, everyone, timeout_s, f"setup of pool {called}"):
+        with self.fault_kept():
+            answers = await answers_of(calls, everyone, timeout_s=timeout_s, what=f"setup of pool {called}")
+        for answer in answers:
             logger.info("pool %s: %s", called, answer)
 
     async def restart(self) -> None:
@@ -201,7 +205,8 @@ class Ranks:
         if everyone and not self.broken:
             try:
                 calls = [rank.line.call(RankActor.shutdown) for rank in everyone]
-                await self.answers(calls, everyone, SHUTDOWN_S, "shutdown", setting=None)
+                with self.fault_kept():
+                    await answers_of(calls, everyone, timeout_s=SHUTDOWN_S, what="shutdown", setting=None)
             except (RankError, UserError) as error:
                 details = error.details if isinstance(error, RankError) else ""
                 logger.warning("%s: the run's worker processes are killed\n%s", error, details)
@@ -233,9 +238,9 @@ class Ranks:
         """Wait until what `save` has copied is on the disk. Raises what a writer has met."""
         timeout_s = self.config.cluster.call_timeout_s
         everyone = [rank for pool in self.pools.values() for rank in pool.ranks]
-        await self.answers(
-            [rank.line.call(RankActor.checkpoint_saved) for rank in everyone], everyone, timeout_s, "checkpoint"
-        )
+        calls = [rank.line.call(RankActor.checkpoint_saved) for rank in everyone]
+        with self.fault_kept():
+            await answers_of(calls, everyone, timeout_s=timeout_s, what="checkpoint")
 
     async def load(self, path: Location, roles: Sequence[str]) -> dict[str, int]:
         """Load what `save` wrote, on any number of ranks; returns the roles' versions."""
@@ -264,21 +269,15 @@ class Ranks:
             if mine:
                 calls = [rank.line.call(method, str(path), mine, self.incarnation) for rank in pool.ranks]
                 timeout_s = self.config.cluster.call_timeout_s
-                answers[pool.name] = await self.answers(calls, pool.ranks, timeout_s, method.__name__)
+                with self.fault_kept():
+                    answers[pool.name] = await answers_of(calls, pool.ranks, timeout_s=timeout_s, what=method.__name__)
         return answers
 
-    async def answers(
-        self,
-        calls: Sequence[Awaitable[Envelope]],
-        ranks: Sequence[Rank],
-        timeout_s: float,
-        what: str,
-        *,
-        setting: str | None = "cluster.call_timeout_s",
-    ) -> list[Any]:
-        """Every rank's answer, in order; the first failure is kept as `fault`, and the ranks are `broken`."""
+    @contextmanager
+    def fault_kept(self) -> Iterator[None]:
+        """Around ranks' answers: the first failure is kept as `fault`, and the ranks are `broken`."""
         try:
-            return await answers_of(calls, ranks, timeout_s=timeout_s, what=what, setting=setting)
+            yield
         except (RankError, UserError) as error:
             if self.fault is None:
                 self.fault = error

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -59,10 +60,8 @@ async def _addresses(client: Client, total: int, timeout_s: float) -> list[str]:
 
 async def _addresses_within(client: Client, total: int, timeout_s: float) -> list[str]:
     """Fewer where the time ends."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while len(addresses := await worker_addresses(client, total)) < total:
-        if asyncio.get_running_loop().time() > deadline:
-            break
+    deadline = time.monotonic() + timeout_s
+    while len(addresses := await worker_addresses(client, total)) < total and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     return addresses
 

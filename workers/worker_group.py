@@ -14,6 +14,7 @@ from pipeline.calls import also_read, present_columns
 from pipeline.placement import pool_of
 from pipeline.protocols import assignments
 from pipeline.stages import StageOutcome, StageSpec
+from workers.answers import answers_of
 from workers.rank_actor import RankActor, RankReply, StageRequest
 from workers.ranks import Ranks, ResourcePool
 
@@ -68,7 +69,8 @@ class WorkerGroup:
         ranks = self.pool.ranks
         calls = [r.line.call(RankActor.run_stage, q) for r, q in zip(ranks, requests, strict=True)]
         timeout_s = self.ranks.config.cluster.call_timeout_s
-        replies: list[RankReply] = await self.ranks.answers(calls, ranks, timeout_s, spec.key.name)
+        with self.ranks.fault_kept():
+            replies: list[RankReply] = await answers_of(calls, ranks, timeout_s=timeout_s, what=spec.key.name)
         return _outcome(replies, [rank.global_rank for rank in ranks])
 
     async def manifest(self, spec: StageSpec) -> Any:
@@ -76,7 +78,8 @@ class WorkerGroup:
         first = self.pool.ranks[:1]
         timeout_s = self.ranks.config.cluster.call_timeout_s
         calls = [rank.line.call(RankActor.manifest, spec.key) for rank in first]
-        (manifest,) = await self.ranks.answers(calls, first, timeout_s, f"the commit of {spec.key.name}")
+        with self.ranks.fault_kept():
+            (manifest,) = await answers_of(calls, first, timeout_s=timeout_s, what=f"the commit of {spec.key.name}")
         return manifest
 
 

@@ -68,6 +68,7 @@ async def test_a_failed_call_frees_its_pool() -> None:
         async with turns.turn("main", (0, 1)):
             raise RuntimeError("a rank failed")
     await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 30)
+    assert seen == [(0, 2)]
 
 
 async def test_a_skipped_call_lets_the_next_one_run() -> None:
@@ -75,5 +76,9 @@ async def test_a_skipped_call_lets_the_next_one_run() -> None:
     turns.begin_iteration(0)
     turns.enter("main", (0, 1))
     turns.enter("main", (0, 2))
+    waiting = asyncio.ensure_future(_hold(turns, "main", (0, 2), seen))
+    await asyncio.sleep(0.01)
+    assert not waiting.done() and seen == []
     await turns.skip("main", (0, 1))
-    await asyncio.wait_for(_hold(turns, "main", (0, 2), seen), 30)
+    await asyncio.wait_for(waiting, 30)
+    assert seen == [(0, 2)]

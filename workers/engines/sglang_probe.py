@@ -44,11 +44,11 @@ def _unusable_on_cpu(installed: str) -> str | None:
     if _release(installed)[:3] != CPU_RELEASE:
         return (
             f"sglang {installed} is installed, but this machine has no NVIDIA device, and on a CPU only "
-            f"{_written(CPU_RELEASE)} is supported: {install_command()}"
+            f"{_written(CPU_RELEASE)} is supported: {install_command(on_gpu=False)}"
         )
     if missing := missing_on_cpu():
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        return f"sglang {installed} lacks {', '.join(missing[:NAMED])}{more} on a CPU: {install_command()}"
+        return f"sglang {installed} lacks {', '.join(missing[:NAMED])}{more} on a CPU: {install_command(on_gpu=False)}"
     return None
 
 

@@ -28,6 +28,10 @@ def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, release: str, *, requ
     monkeypatch.syspath_prepend(str(folder))
 
 
+def on_machine_with(monkeypatch: pytest.MonkeyPatch, *, device: bool) -> None:
+    monkeypatch.setattr(sglang_probe, "has_nvidia_device", lambda: device)
+
+
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
@@ -58,30 +62,26 @@ def test_other_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sglang_unavailable_reason() == f"sglang {release} is not supported: 0.5.16 to 0.5.23 are"
 
 
-HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*"))
-on_a_cpu = pytest.mark.skipif(HAS_DEVICE, reason="this machine has an NVIDIA device")
-
-
-@pytest.mark.skipif(not HAS_DEVICE, reason="this machine has no NVIDIA device")
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.20.post1", "0.5.23"])
 def test_supported_versions_are_usable_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     pretend(tmp_path, monkeypatch, release)
+    on_machine_with(monkeypatch, device=True)
     assert sglang_unavailable_reason() is None
 
 
-@on_a_cpu
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.20.post1"])
 def test_a_cpu_needs_the_newest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     pretend(tmp_path, monkeypatch, release)
+    on_machine_with(monkeypatch, device=False)
     assert sglang_unavailable_reason() == (
         f"sglang {release} is installed, but this machine has no NVIDIA device, and on a CPU only 0.5.23 is supported: "
-        f"{sglang_needs.install_command()}"
+        f"{sglang_needs.install_command(on_gpu=False)}"
     )
 
 
-@on_a_cpu
 def test_a_cpu_needs_what_an_engine_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path, monkeypatch, "0.5.23")
+    on_machine_with(monkeypatch, device=False)
     config = RunConfig(rollout=RolloutConfig(engine="sglang"))
     monkeypatch.setattr(sglang_needs, "CPU_REQUIREMENTS", tmp_path / "needed.txt")
     (tmp_path / "needed.txt").write_text("# a comment\npackaging==1\nno-such-a==1\nno-such-b==2\n")
@@ -110,8 +110,11 @@ def test_what_is_listed_for_a_cpu_is_what_an_engine_there_lacked() -> None:
     assert (CPU_KERNEL_NAMES / "sgl_kernel" / "__init__.py").is_file()
 
 
+@pytest.mark.usefixtures("nothing_installed")
 def test_the_torch_engine_needs_nothing() -> None:
-    check_engine(RunConfig())
+    with pytest.raises(UserError, match="sglang is not installed"):
+        check_engine(RunConfig(rollout=RolloutConfig(engine="sglang")))
+    check_engine(RunConfig(rollout=RolloutConfig(engine="torch")))
 
 
 def test_asking_imports_neither_torch_nor_sglang() -> None:
