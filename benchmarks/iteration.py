@@ -2,6 +2,7 @@
 
     python -m benchmarks.iteration --shape 1.5b --gpus 1 --engine sglang
     python -m benchmarks.iteration --shape 7b --gpus 4 --engine sglang [--tp 1] [--set KEY=VALUE ...]
+    python -m benchmarks.iteration --shape 7b --layers 14 --gpus 1     # as much on one GPU as all 28 layers on two
     python -m benchmarks.iteration --shape tiny --gpus 0 --ranks 2 --engine torch
 
 Pools that are apart: `--gpus 2 --set 'resources.pools={train: {ranks: 1}, generate: {ranks: 1}}'
@@ -37,14 +38,15 @@ import yaml
 from benchmarks.command_line import mistakes_in_a_line
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.iteration_options import PROGRAM, as_options, check_machine, checked, naming_options, parse
-from benchmarks.reshard import SHAPE_NAMES, model_arguments, versions
+from benchmarks.reshard import versions
 from benchmarks.scaling import base_of, num_ranks, scaling
+from benchmarks.shapes import geometry_of, model_arguments, title_of
 from configs.checks import config_warnings
 from configs.loader import load_config
 from configs.schema import RunConfig
 from pipeline.placement import pool_of, pool_sizes
 from pipeline.reshard.geometry import ModelGeometry
-from pipeline.reshard.shapes import SHAPES, parameter_shapes
+from pipeline.reshard.shapes import parameter_shapes
 from storage.metrics import read_metrics
 from storage.run_directory import RunDirectory
 from storage.timeline import read_timeline
@@ -91,7 +93,7 @@ def measured(
 
 def write_inputs(options: argparse.Namespace, folder: Path) -> Path:
     """Configuration, tokenizer and prompts; returns the first one's path. Raises UserError where it is not valid."""
-    geometry = SHAPES[SHAPE_NAMES[options.shape]]
+    geometry = geometry_of(options)
     path = folder / "iteration.yaml"
     path.write_text(yaml.safe_dump(configuration(options, geometry, folder)))
     with naming_options(path):
@@ -249,7 +251,7 @@ def summary(rows: Rows, options: argparse.Namespace, monitor: GpuMonitor, config
     seconds = median["time/iteration"]
     stages = stage_times(median)
     training_gpus = pool_sizes(config)[pool_of(config, "actor")] if options.gpus else 0
-    parameters = sum(math.prod(shape) for shape in parameter_shapes(SHAPES[SHAPE_NAMES[options.shape]]).values())
+    parameters = sum(math.prod(shape) for shape in parameter_shapes(geometry_of(options)).values())
     flops = 6 * parameters * median["actor/packed_tokens"] * median["actor/steps"]
     return {
         "iteration_s": seconds,
@@ -289,7 +291,7 @@ def report(result: Result, options: argparse.Namespace) -> str:
     device = f"{num_ranks(vars(options))} x {(result['card'] or 'GPU') if options.gpus else 'cpu'}"
     engine = {"sglang": f"SGLang of TP {options.tp}", "torch": "the Torch engine"}[options.engine]
     lines = [
-        f"{SHAPE_NAMES[options.shape]} on {device}, {engine}, {versions(options.engine)}; "
+        f"{title_of(options)} on {device}, {engine}, {versions(options.engine)}; "
         f"{options.prompts} prompts x {options.samples} "
         f"samples, {options.prompt_tokens} + {options.new_tokens} tokens {' '.join(options.set)}",
         f"iteration {result['iteration_s']:.2f} s, {result['tokens_per_s']:,.0f} tokens/s",

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.command_line import Parser, add_batch, add_output, check_gpus, check_writable, positive, whole
-from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES
+from benchmarks.shapes import add_layers, add_shape
 from configs.errors import UserError, refuse
 from configs.loader import load_config, stated
 from configs.schema import RunConfig
@@ -34,7 +34,8 @@ OPTIONS = {
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog=PROGRAM, description="Whole GRPO iterations: times, tokens/s, MFU, idle GPUs.")
     add = parser.add_argument
-    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
+    add_shape(parser)
+    add_layers(parser)
     add("--gpus", type=whole, default=0, help="GPUs of this machine to use; 0: on the CPU (default: %(default)s)")
     add("--ranks", type=positive, default=None, help="processes that hold the model (default: one a GPU; 1 on the CPU)")
     add(

@@ -23,18 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import Parser, check_gpus, check_writable, mistakes_in_a_line, positive, positives, share
+from benchmarks.shapes import SHAPE_NAMES, add_shape
 from configs.errors import UserError
-from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES
 from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.fork_server import PRELOADED, start_method
 from workers.stop_signals import TERMINATED
 
-SHAPE_NAMES = {"7b": "qwen2-7b", "1.5b": "qwen2-1.5b", "tiny": "qwen2-tiny"}
-SHAPE_HELP = (
-    "sizes of the Qwen2 model, with random weights: 7.6 B or 1.5 B parameters, or tiny for a try-out "
-    "(default: %(default)s)"
-)
 PROGRAM = "python -m benchmarks.reshard"
 BARE = "bare all-gather"
 COLUMNS = (
@@ -73,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
+    add_shape(parser)
     add(
         "--tp",
         type=positives,
@@ -220,20 +215,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append([format(row[key], spec) if row.get(key) is not None else "-" for key, _, spec in COLUMNS])
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-
-
-def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:
-    """Of `AutoConfig.for_model`, and of `actor.init`; without the number of positions."""
-    return {
-        "model_type": geometry.family,
-        "vocab_size": geometry.vocab_size,
-        "hidden_size": geometry.hidden_size,
-        "intermediate_size": geometry.intermediate_size,
-        "num_hidden_layers": geometry.num_layers,
-        "num_attention_heads": geometry.num_heads,
-        "num_key_value_heads": geometry.num_kv_heads,
-        "tie_word_embeddings": geometry.tied,
-    }
 
 
 def versions(engine: str) -> str:

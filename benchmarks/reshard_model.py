@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from benchmarks.reshard import model_arguments
+from benchmarks.shapes import model_arguments
 from pipeline.reshard.geometry import ModelGeometry
 from workers.reshard.placements import shard_placement
 

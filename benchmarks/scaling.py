@@ -12,8 +12,8 @@ from typing import Any
 from configs.errors import UserError
 
 EQUAL = (
-    "shape", "engine", "tp", "samples", "prompt_tokens", "new_tokens", "micro_batch_tokens", "reference", "warm_up",
-    "iterations", "set",
+    "shape", "layers", "engine", "tp", "samples", "prompt_tokens", "new_tokens", "micro_batch_tokens", "reference",
+    "warm_up", "iterations", "set",
 )  # fmt: skip
 """Options that both runs have to share."""
 
@@ -78,8 +78,9 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
     ours = vars(options)
     for name in EQUAL:
         if theirs.get(name) != ours[name]:
-            there, typed = theirs.get(name), name.replace("_", "-")
-            raise UserError(f"{option}: was made with --{typed} {there}, this run has {ours[name]}; make them the same")
+            typed, has = "--" + name.replace("_", "-"), "none" if ours[name] is None else ours[name]
+            made = f"without {typed}" if theirs.get(name) is None else f"with {typed} {theirs[name]}"
+            raise UserError(f"{option}: was made {made}, this run has {has}; make them the same")
     if not 0 < base.tokens_per_s < math.inf or min(base.ranks, base.prompts) < 1:
         told = f"{base.tokens_per_s} tokens/s of {base.ranks} ranks and {base.prompts} prompts"
         raise UserError(f"{option}: has {told}, which no run has; name another file")

@@ -10,7 +10,6 @@ log-probabilities: 2 N.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 import json
 import math
@@ -26,9 +25,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.command_line import Parser, add_batch, add_output, check_writable, mistakes_in_a_line, positive
 from benchmarks.iteration import PEAK_FLOPS
-from benchmarks.reshard import SHAPE_HELP, SHAPE_NAMES, model_arguments, versions
+from benchmarks.reshard import versions
+from benchmarks.shapes import add_layers, add_shape, geometry_of, model_arguments, title_of
 from configs.schema import RunConfig
-from pipeline.reshard.shapes import SHAPES, parameter_shapes
+from pipeline.reshard.shapes import parameter_shapes
 from pipeline.rollouts import Rollouts, offsets_of
 from workers.role_model import RoleModel
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable(options.output, "--output")
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
-    print(f"{SHAPE_NAMES[options.shape]}, {options.layers or 'all'} layers, {versions('torch')}")
+    print(f"{title_of(options)}, {versions('torch')}")
     print(f"micro-batches of {options.micro_batch_tokens} tokens, head in chunks of {options.chunk_tokens}")
     print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
     rows = []
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--shape", choices=SHAPE_NAMES, default="tiny", help=SHAPE_HELP)
-    add("--layers", type=positive, default=None, help="how many of the shape's layers (default: all)")
+    add_shape(parser)
+    add_layers(parser)
     add_batch(parser, prompts=8)
     add(
         "--chunk-tokens",
@@ -82,8 +82,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """One variant: the median seconds of an update and of log-probabilities."""
-    geometry = SHAPES[SHAPE_NAMES[options.shape]]
-    geometry = dataclasses.replace(geometry, num_layers=options.layers or geometry.num_layers)
+    geometry = geometry_of(options)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     config = RunConfig.model_validate(
         {

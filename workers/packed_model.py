@@ -128,7 +128,7 @@ def shard(
     for layer in decoder_layers(model.hf):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=place)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=place)
-    for module in fsdp_modules(model):
+    for module in fsdp_modules(model) if mesh.size() > 1 else []:  # one rank alone would divide by 1, in a pass more
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 

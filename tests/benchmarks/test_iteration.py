@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from pytest import approx
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import iteration
 from benchmarks.gpu_monitor import GpuMonitor
@@ -125,6 +125,17 @@ def test_the_update_of_the_training_gpus_is_6_n_for_every_token_that_was_compute
     flops = 6 * parameters * result["computed_tokens"] / result["stages_s"]["actor.update_actor"]
     assert result["mfu"] == approx(flops / (training_gpus * PEAK_FLOPS))
     assert made[kind].result()["mfu"] is None
+
+
+def test_a_model_cut_to_some_layers_is_counted_as_what_it_is(made: dict[str, Made], tmp_path: Path) -> None:
+    options = argparse.Namespace(**{**vars(made["together"].options), "gpus": 2, "layers": 1})
+    one = dataclasses.replace(made["together"], options=options).result(gpus=2)
+    assert one["parameters"] < made["together"].result(gpus=2)["parameters"]
+    model = load_config(str(write_inputs(options, tmp_path)), []).actor.init
+    assert model is not None
+    config = AutoConfig.for_model(**model)
+    assert one["parameters"] == sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    assert "qwen2-tiny with 1 layers on" in report(one, options)
 
 
 def test_idle_is_what_is_not_busy_inside_the_measured_iterations(made: dict[str, Made]) -> None:

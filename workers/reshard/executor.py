@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import numel, slices
+from pipeline.reshard.boxes import slices
 from pipeline.reshard.plan import ReshardPlan, Scope
-from workers.reshard.bucket import MIB, Bucket, cast_all_into, cast_into
+from workers.reshard.bucket import MIB, Bucket, cast_all_into
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.schedule import column_stages, exchange_stages, flat_stages
 from workers.reshard.stages import Ends, Shards, Stage, run_stages
-from workers.reshard.views import OwnTargets, RowLaunch, own_targets, row_launches
+from workers.reshard.views import OwnCasts, RowLaunch, own_casts, row_launches
 from workers.reshard.wire import Pending, Wire
 
 
@@ -65,7 +65,7 @@ class Resharder:
         self._staged = {scope: self._stages(scope) for scope in ("world", "micro_dp")}
         self._viewed: Mapping[str, Tensor] | None = None
         self._launches: tuple[RowLaunch, ...] = ()
-        self._own = OwnTargets(parameters=(), targets=())
+        self._own: tuple[OwnCasts, ...] = ()
 
     def run(self, parameters: Mapping[str, Tensor], engine: Mapping[str, Tensor]) -> ReshardReport:
         """Write the engine's parameters (collective over the layout's ranks).
@@ -77,7 +77,7 @@ class Resharder:
         self.bucket.peak_bytes = 0
         with torch.no_grad():
             self._view(engine)
-            ends = Ends(shards=Shards(parameters), engine=engine, dtype=self.dtype, bucket=self.bucket, wire=Wire())
+            ends = Ends(shards=Shards(parameters), dtype=self.dtype, bucket=self.bucket, wire=Wire())
             self._execute(ends)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -91,8 +91,7 @@ class Resharder:
 
     def _execute(self, ends: Ends) -> None:
         # One communicator at a time: what goes over all ranks has landed before the micro-DP groups start.
-        run_stages(self._staged["world"], ends)
-        self._copy_own(ends)
+        run_stages(self._staged["world"], ends, meanwhile=lambda: self._cast_own(ends))
         gathers = self._gather_rows(ends)
         run_stages(self._staged["micro_dp"], ends)
         for pending in gathers:
@@ -102,26 +101,27 @@ class Resharder:
         """Make the views of the engine's parameters, at the first run only: their memory never moves."""
         if engine is self._viewed:
             return
-        # the embedding, first in a model, would make the first launch a large one
-        rows = sorted((g for g in self.plan.gathers if g.dim == 0), key=lambda gather: numel(gather.target))
-        flat = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
+        for stage in (*self._staged["world"], *self._staged["micro_dp"]):
+            stage.look_at(engine)
+        own = [gather for part in self.plan.flat_gathers for gather in part.parts if self._size(part.scope) == 1]
         if self._size("micro_dp") > 1:
             group = self.plan.group(self.rank, "micro_dp")
+            rows = [gather for gather in self.plan.gathers if gather.dim == 0]
             self._launches = row_launches(
                 rows, engine, place=group.index(self.rank), size=len(group), itemsize=self._itemsize
             )
-            self._own = own_targets(flat, engine)
         else:
-            self._own = own_targets([*self.plan.gathers, *flat], engine)
+            own = [*self.plan.gathers, *own]
+        kept = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
+        self._own = own_casts(own, kept, engine, itemsize=self._itemsize)
         self._viewed = engine
 
-    def _copy_own(self, ends: Ends) -> None:
+    def _cast_own(self, ends: Ends) -> None:
         """What stays on this rank."""
-        cast_all_into(self._own.targets, [ends.shards[name] for name in self._own.parameters], self.bucket)
-        copies = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
-        for copy in copies:
-            shard = ends.shards[copy.parameter][slices(copy.source)]
-            cast_into(ends.target(copy.destination, copy.target), shard, self.bucket)
+        for casts in self._own:
+            pairs = zip(casts.parameters, casts.boxes, strict=True)
+            shards = [ends.shards[name] if box is None else ends.shards[name][slices(box)] for name, box in pairs]
+            cast_all_into(casts.targets, shards, self.bucket)
 
     def _gather_rows(self, ends: Ends) -> list[Pending]:
         """Cast into this rank's rows, gather the others' around them; launch by launch, none waited for."""

@@ -6,14 +6,14 @@ half 1            fill B      B travels         drain B, fill D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import Box, slices
+from pipeline.reshard.boxes import slices
 from pipeline.reshard.plan import Copy, Gather
 from workers.optimizer import local
 from workers.reshard.bucket import Bucket, cast_all_into, cast_into
@@ -42,20 +42,15 @@ class Shards(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """Both ends of a transition on this rank, and what it may use.
+    """What a transition takes on this rank, and what it may use.
 
-    shards: this rank's training shards. engine: the parameters of its engine (empty: it has none), all of `dtype`.
+    shards: this rank's training shards. dtype: of the engine's parameters.
     """
 
     shards: Mapping[str, Tensor]
-    engine: Mapping[str, Tensor]
     dtype: torch.dtype
     bucket: Bucket
     wire: Wire
-
-    def target(self, name: str, box: Box) -> Tensor:
-        """A view of an engine parameter."""
-        return self.engine[name][slices(box)]
 
 
 class Stage(Protocol):
@@ -64,6 +59,10 @@ class Stage(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def look_at(self, engine: Mapping[str, Tensor]) -> None:
+        """Make the views that `drain` writes into. engine: the parameters of this rank's engine; empty: it has none."""
+        ...
+
     def fill(self, buffer: Tensor, ends: Ends) -> None: ...
 
     def start(self, buffer: Tensor, ends: Ends) -> list[Pending]: ...
@@ -71,8 +70,11 @@ class Stage(Protocol):
     def drain(self, buffer: Tensor, ends: Ends) -> None: ...
 
 
-def run_stages(stages: Sequence[Stage], ends: Ends) -> None:
-    """All of them, in order, two in flight; on return their results are ordered on the current stream."""
+def run_stages(stages: Sequence[Stage], ends: Ends, meanwhile: Callable[[], None] | None = None) -> None:
+    """All of them, in order, two in flight; on return their results are ordered on the current stream.
+
+    meanwhile: called when the last are under way.
+    """
     flying: list[tuple[Stage, Tensor, list[Pending]]] = []
     for number, stage in enumerate(stages):
         if len(flying) == 2:
@@ -80,6 +82,8 @@ def run_stages(stages: Sequence[Stage], ends: Ends) -> None:
         buffer = ends.bucket.half(number % 2, stage.nbytes)
         stage.fill(buffer, ends)
         flying.append((stage, buffer, stage.start(buffer, ends)))
+    if meanwhile is not None:
+        meanwhile()
     for landing in flying:
         _land(*landing, ends)
 
@@ -109,7 +113,7 @@ class ColumnRows:
         return (self.stop - self.start) * (last - first)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ColumnStage:
     """Gathers along dim 1: shards arrive one after the other, those of a rank in one row of the buffer, and go side by
     side.
@@ -122,10 +126,16 @@ class ColumnStage:
     size: int
     group: Group
     itemsize: int
+    targets: list[Tensor] = field(default_factory=list)
+    """[rows, size, columns of one shard] of each part."""
 
     @property
     def nbytes(self) -> int:
         return sum(part.numel for part in self.parts) * self.itemsize
+
+    def look_at(self, engine: Mapping[str, Tensor]) -> None:
+        rows = [engine[p.gather.destination][slices(p.gather.target)][p.start : p.stop] for p in self.parts]
+        self.targets = [target.view(len(target), self.size, -1) for target in rows]
 
     def fill(self, buffer: Tensor, ends: Ends) -> None:
         shards = [ends.shards[part.gather.parameter][part.start : part.stop] for part in self.parts]
@@ -137,17 +147,14 @@ class ColumnStage:
 
     def drain(self, buffer: Tensor, ends: Ends) -> None:
         arrived = self._split(rows_of_ranks(buffer, ends, self.size))  # each [size, elements of one shard]
-        for part, shards in zip(self.parts, arrived, strict=True):
-            target = ends.target(part.gather.destination, part.gather.target)[part.start : part.stop]
-            num_rows = part.stop - part.start
-            side_by_side = target.view(num_rows, self.size, -1)  # [rows, size, columns of one shard]
-            side_by_side.copy_(shards.view(self.size, num_rows, -1).transpose(0, 1))
+        for side_by_side, shards in zip(self.targets, arrived, strict=True):
+            side_by_side.copy_(shards.view(self.size, len(side_by_side), -1).transpose(0, 1))
 
     def _split(self, elements: Tensor) -> tuple[Tensor, ...]:
         return torch.split(elements, [part.numel // self.size for part in self.parts], dim=-1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class FlatStage:
     """Small gathers along dim 0: every rank's shards in one row of the buffer."""
 
@@ -158,10 +165,16 @@ class FlatStage:
     size: int
     group: Group
     itemsize: int
+    targets: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """By rank, so that both ends of a copy are contiguous: of strided ones torch would launch each by itself."""
 
     @property
     def nbytes(self) -> int:
         return sum(self.lengths) * self.size * self.itemsize
+
+    def look_at(self, engine: Mapping[str, Tensor]) -> None:
+        wholes = [engine[gather.destination][slices(gather.target)] for gather in self.gathers]
+        self.targets = list(zip(*(whole.view(self.size, -1).unbind() for whole in wholes), strict=True))
 
     def fill(self, buffer: Tensor, ends: Ends) -> None:
         own = torch.split(rows_of_ranks(buffer, ends, self.size)[self.place], list(self.lengths))
@@ -171,14 +184,11 @@ class FlatStage:
         return ends.wire.gather_in_place([buffer], self.group)
 
     def drain(self, buffer: Tensor, ends: Ends) -> None:
-        # by rank, so that both ends are contiguous: of strided ones torch would launch each copy by itself
-        targets = [ends.target(gather.destination, gather.target).view(self.size, -1) for gather in self.gathers]
-        of_ranks = zip(*(target.unbind() for target in targets), strict=True)
-        for row, of_rank in zip(rows_of_ranks(buffer, ends, self.size), of_ranks, strict=True):
+        for row, of_rank in zip(rows_of_ranks(buffer, ends, self.size), self.targets, strict=True):
             cast_all_into(of_rank, torch.split(row, list(self.lengths)), ends.bucket)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ExchangeStage:
     """One round of copies between ranks; every rank makes the stage, with what it sends and receives."""
 
@@ -190,10 +200,15 @@ class ExchangeStage:
     received_sizes: tuple[int, ...]
     group: Group
     itemsize: int
+    targets: list[Tensor] = field(default_factory=list)
+    """Of what is received."""
 
     @property
     def nbytes(self) -> int:
         return (sum(self.sent_sizes) + sum(self.received_sizes)) * self.itemsize
+
+    def look_at(self, engine: Mapping[str, Tensor]) -> None:
+        self.targets = [engine[copy.destination][slices(copy.target)] for copy in self.received]
 
     def fill(self, buffer: Tensor, ends: Ends) -> None:
         outgoing, _ = self._halves(buffer)
@@ -212,8 +227,7 @@ class ExchangeStage:
     def drain(self, buffer: Tensor, ends: Ends) -> None:
         _, incoming = self._halves(buffer)
         at = 0
-        for copy in self.received:
-            target = ends.target(copy.destination, copy.target)
+        for target in self.targets:
             target.copy_(incoming.view(ends.dtype)[at : at + target.numel()].view(target.shape))
             at += target.numel()
 

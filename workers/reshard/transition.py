@@ -8,7 +8,7 @@ group (disjoint).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Transition:
             if colocated or num_sources is None
             else ReshardLayout.disjoint(num_sources, size - num_sources, tensor_parallel_size)
         )
-        self._slots = {} if hf is None else slots_of(hf)
+        self._parameters = Parameters({} if hf is None else slots_of(hf))
         self._engine, self._group, self._device = engine, group, device
         described = None if hf is None else (sources_of(hf), ModelGeometry.from_config(hf_config(hf)))
         told = described if colocated and described else _told(described, 0, group)
@@ -78,7 +78,7 @@ class Transition:
 
         An engine over several ranks may generate when all of them have returned.
         """
-        return self._resharder.run(self._parameters(), self._engine)
+        return self._resharder.run(self._parameters, self._engine)
 
     def verify(self) -> None:
         """Compare all parameters with `full_tensor()`, bit for bit (collective).
@@ -86,12 +86,27 @@ class Transition:
         Raises ValueError, on all ranks, that names what differs.
         """
         wrong = differing(
-            self.plan, self.geometry, self.rank, self._parameters(), self._engine, self._group, self._device
+            self.plan, self.geometry, self.rank, self._parameters, self._engine, self._group, self._device
         )
         agree([f"{name} of rank {self.rank} has other bits" for name in wrong], self._group, self._device)
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: getattr(module, key) for name, (module, key) in self._slots.items()}
+
+class Parameters(Mapping[str, Tensor]):
+    """A model's parameters as they are when one is asked for: FSDP puts others in their place, now and then."""
+
+    def __init__(self, slots: Mapping[str, tuple[nn.Module, str]]) -> None:
+        self._slots = slots
+
+    def __getitem__(self, name: str) -> Tensor:
+        module, key = self._slots[name]
+        parameter: Tensor = getattr(module, key)
+        return parameter
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
 
 def slots_of(hf: nn.Module) -> dict[str, tuple[nn.Module, str]]:

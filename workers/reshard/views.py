@@ -1,21 +1,23 @@
 """Views of an engine's parameters, made once: a transition then only casts into them and gathers around them.
 
-Making a view costs the host as much as launching a kernel; with some hundred parameters and 30 ms of
-transfer, the host would set the pace.
+Making a view costs the host as much as launching a kernel; with some hundred parameters and a few ms of
+transfer, the host would set the pace. For the same reason the first launches are few large parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
-from pipeline.reshard.boxes import numel, slices
-from pipeline.reshard.plan import Gather
+from pipeline.reshard.boxes import Box, numel, slices
+from pipeline.reshard.plan import Copy, Gather
 from workers.reshard.bucket import MIB
 from workers.reshard.wire import as_bytes
 
+T = TypeVar("T")
 FIRST_LAUNCH_BYTES = 64 * MIB
 """Engine bytes of the first launch: small, so that the wire is not idle for long while it is being cast."""
 LAUNCH_GROWTH = 4
@@ -38,10 +40,12 @@ class RowLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTargets:
-    """What stays on this rank: the shards of `parameters` are cast into `targets`."""
+class OwnCasts:
+    """What stays on this rank and is cast in one launch: shards of `parameters`, or boxes of them, into `targets`."""
 
     parameters: tuple[str, ...]
+    boxes: tuple[Box | None, ...]
+    """None: the whole shard."""
     targets: tuple[Tensor, ...]
 
 
@@ -49,15 +53,39 @@ def row_launches(
     gathers: Sequence[Gather], engine: Mapping[str, Tensor], *, place: int, size: int, itemsize: int
 ) -> tuple[RowLaunch, ...]:
     """The launches of gathers along dim 0 over a group of `size`, in which this rank is number `place`."""
-    return tuple(_launch(batch, engine, place, size) for batch in _batches(gathers, itemsize))
+    batches = launches(gathers, lambda gather: numel(gather.target) * itemsize)
+    return tuple(_launch(batch, engine, place, size) for batch in batches)
 
 
-def own_targets(gathers: Sequence[Gather], engine: Mapping[str, Tensor]) -> OwnTargets:
-    """Gathers over a group of one."""
-    return OwnTargets(
-        parameters=tuple(gather.parameter for gather in gathers),
-        targets=tuple(engine[gather.destination][slices(gather.target)] for gather in gathers),
-    )
+def own_casts(
+    gathers: Sequence[Gather], copies: Sequence[Copy], engine: Mapping[str, Tensor], *, itemsize: int
+) -> tuple[OwnCasts, ...]:
+    """Of gathers over a group of one, and of copies from this rank to itself."""
+    whole = [(gather.parameter, None, engine[gather.destination][slices(gather.target)]) for gather in gathers]
+    parts = [(copy.parameter, copy.source, engine[copy.destination][slices(copy.target)]) for copy in copies]
+    casts = []
+    for batch in launches([*whole, *parts], lambda cast: cast[2].numel() * itemsize):
+        parameters, boxes, targets = zip(*batch, strict=True)
+        casts.append(OwnCasts(parameters=parameters, boxes=boxes, targets=targets))
+    return tuple(casts)
+
+
+def launches(items: Sequence[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """All items, cut into launches: the largest that fit, so that what comes first costs the host little.
+
+    A launch takes the largest items that are left and no larger than it, one after the other, until one does not
+    fit; where all are larger it is the smallest of them alone.
+    """
+    left, limit = sorted(items, key=nbytes, reverse=True), FIRST_LAUNCH_BYTES
+    while left:
+        start = next((index for index, item in enumerate(left) if nbytes(item) <= limit), len(left) - 1)
+        stop, filled = start + 1, nbytes(left[start])
+        while stop < len(left) and filled + nbytes(left[stop]) <= limit:
+            filled += nbytes(left[stop])
+            stop += 1
+        yield left[start:stop]
+        del left[start:stop]
+        limit = min(limit * LAUNCH_GROWTH, LAUNCH_BYTES)
 
 
 def _launch(gathers: Sequence[Gather], engine: Mapping[str, Tensor], place: int, size: int) -> RowLaunch:
@@ -69,16 +97,3 @@ def _launch(gathers: Sequence[Gather], engine: Mapping[str, Tensor], place: int,
         regions=regions,
         slots=tuple(region.view(size, -1)[place] for region in regions),
     )
-
-
-def _batches(gathers: Sequence[Gather], itemsize: int) -> Iterator[list[Gather]]:
-    batch: list[Gather] = []
-    nbytes, limit = 0, FIRST_LAUNCH_BYTES
-    for gather in gathers:
-        batch.append(gather)
-        nbytes += numel(gather.target) * itemsize
-        if nbytes >= limit:
-            yield batch
-            batch, nbytes, limit = [], 0, min(limit * LAUNCH_GROWTH, LAUNCH_BYTES)
-    if batch:
-        yield batch

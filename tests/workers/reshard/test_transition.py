@@ -11,6 +11,7 @@ from pipeline.reshard.geometry import ModelGeometry
 from tests.gloo import run_ranks
 from tests.models import tiny_config
 from tests.workers.reshard import ranks
+from workers.reshard import views
 from workers.reshard.model import hf_config
 from workers.reshard.transition import Transition
 
@@ -49,6 +50,10 @@ def _every_case(rank: int, world_size: int) -> list[str]:
                 failures += _case(family, world_size, tp_size, SMALL, BUCKET, rank, sizes)
         for small, bucket in ((0, BUCKET), (1 << 16, 1 << 20)):  # no parameter small, and every one
             failures += _case("qwen2", world_size, tp_size, small, bucket, rank, {})
+        with pytest.MonkeyPatch.context() as patch:  # many launches, of few parameters or of one
+            patch.setattr(views, "FIRST_LAUNCH_BYTES", 512)
+            patch.setattr(views, "LAUNCH_BYTES", 8192)
+            failures += _case("qwen2", world_size, tp_size, SMALL, BUCKET, rank, {})
     return failures
 
 
