@@ -31,6 +31,7 @@ from pipeline.losses import (
     row_weights,
 )
 from pipeline.rollouts import Rollouts, offsets_of, sequence_ids
+from workers import packed_model
 from workers.device import to_device
 from workers.optimizer import Optimizer, StepReport
 from workers.packed_model import PackedCausalLM, PackedModel
@@ -78,6 +79,7 @@ class Updater:
         for step in range(len(mini_batches)):
             for term in terms:
                 term.accumulate(step)
+            packed_model.reshard(self.model)  # what the step changes is gathered anew
             reports.append(self.optimizer.step(empty=all(term.is_empty(step) for term in terms)))
         means = [{f"{term.name}{metric}": value for metric, value in term.means().items()} for term in terms]
         return {**{k: v for of_term in means for k, v in of_term.items()}, **_step_metrics(reports, terms[0].counts)}

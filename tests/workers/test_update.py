@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from configs.schema import RunConfig
 from pipeline.rollouts import Rollouts
+from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
 from tests.workers.reference import (
     PLAIN_GRADIENTS,
@@ -19,8 +22,10 @@ from tests.workers.reference import (
     padded_log_probs,
     padded_scalar,
     padded_values,
+    row_shares,
     run_config,
     single_rank_mesh,
+    world_mesh,
 )
 from workers.envelope import TrainingDiverged
 from workers.role_model import RoleModel
@@ -100,6 +105,54 @@ def test_gradient_checkpointing_recomputes_layers_and_leaves_dropout_off(tmp_pat
     model.model.hf.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
     model.update([ROLLOUTS], "clipped", seed=0)
     assert len(calls) == 2
+
+
+STEPS, PASSES = 2, 4
+"""Passes of a step: ROLLOUTS over two ranks, 16 tokens in one."""
+
+
+class Collectives(TorchDispatchMode):
+    """Names of those that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def gathers_and_gradients(
+    rank: int, world_size: int, config: RunConfig
+) -> tuple[list[int], list[dict[str, torch.Tensor]]]:
+    """Of three updates: parameters' all-gathers of each, and the gradients of its last step."""
+    model = build("actor", config, world_mesh())
+    numbers, gradients = [], []
+    for seed in range(3):
+        with Collectives() as collectives:
+            metrics = model.update([row_shares(ROLLOUTS, rank, world_size)] * STEPS, "clipped", seed=seed)
+        assert metrics["micro_batches"] == STEPS * PASSES
+        numbers.append(sum(name.startswith("_allgather_base_") for name in collectives.names))
+        gradients.append(last_gradients(model))
+    return numbers, gradients
+
+
+def test_parameters_that_stay_gathered_are_gathered_once_a_step_and_anew_after_it(tmp_path: Path) -> None:
+    folder = tiny_model_dir(tmp_path, "qwen3")
+    training = {"share_prompts": False, "max_tokens_per_micro_batch": 16}
+    results = {}
+    for reshard in (True, False):
+        actor = {**PLAIN_GRADIENTS, "fsdp": {"reshard_after_forward": reshard}}
+        config = run_config(folder, actor=actor, **no_kl(training=training))
+        results[reshard] = run_ranks(gathers_and_gradients, 2, config)
+    layers = 2
+    for (freed, expected), (kept, gradients) in zip(results[True], results[False], strict=True):
+        assert kept == [STEPS * (layers + 1)] * 3  # each layer and the root
+        assert freed == [STEPS * PASSES * (2 * layers + 1)] * 3
+        for own, theirs in zip(gradients, expected, strict=True):
+            assert max_difference(own, theirs) == 0
 
 
 def test_entropy_has_a_gradient_only_when_it_is_asked_for(tmp_path: Path) -> None:
