@@ -24,8 +24,11 @@ from typing import Any
 import yaml
 
 from benchmarks.bandit_task import LENGTH, best_return, write_task
+from benchmarks.child_runs import ChildRuns
+from benchmarks.command_line import mistakes_in_a_line
 from configs.schema import RunConfig
 
+PROGRAM = "python -m benchmarks.bandit"
 GOAL = 0.05
 NUM_LAST = 5
 """Iterations whose samples the final return is taken of."""
@@ -116,7 +119,8 @@ def learn_in_flow(algorithm: str, seed: int) -> dict[str, Any]:
         config.write_text(yaml.safe_dump(tree_of(algorithm, seed, folder)))
         started = time.perf_counter()
         command = [sys.executable, "-m", "flows.cli", "run", str(config), "--output", str(folder / "runs")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with ChildRuns() as runs:
+            runs.run(command, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
         (run,) = RunDirectory.runs(folder / "runs")
         return summary(algorithm, seed, read_metrics(run.metrics), seconds)
@@ -176,12 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     print("algorithm              seed  first  final  best   below best  5 %  iterations  s")
     results = []
-    for algorithm in args.algorithms or FAMILY_OF:
-        for seed in args.seeds:
-            results.append((learn_in_flow if args.flow else learn)(algorithm, seed))
-            print(line_of(results[-1]), flush=True)
-            if args.output:
-                Path(args.output).write_text(json.dumps({"flow": args.flow, "runs": results}, indent=1))
+    with mistakes_in_a_line(PROGRAM):
+        for algorithm in args.algorithms or FAMILY_OF:
+            for seed in args.seeds:
+                results.append((learn_in_flow if args.flow else learn)(algorithm, seed))
+                print(line_of(results[-1]), flush=True)
+                if args.output:
+                    Path(args.output).write_text(json.dumps({"flow": args.flow, "runs": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import NoReturn
 
 from configs.errors import UserError, one_line, shown
 from configs.machine_checks import no_gpu_reason, num_gpus
+from workers.stop_signals import TERMINATED
 
 USER_ERROR, STOPPED = 2, 130
 
@@ -25,15 +28,37 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def mistakes_in_a_line(program: str) -> Iterator[None]:
-    """A UserError inside ends the process with 2 and Ctrl-C with 130, neither with a traceback."""
+    """A UserError inside ends the process with 2, Ctrl-C with 130 and SIGTERM with 143, none with a traceback.
+
+    All of them through the contexts inside, which end what they have started.
+    """
     try:
-        yield
+        with terminated_as_by_an_exception():
+            yield
     except UserError as error:
         for line in error.problems or (str(error),):
             print(f"{program}: {one_line(line)}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
     except KeyboardInterrupt:
         raise SystemExit(STOPPED) from None
+
+
+@contextmanager
+def terminated_as_by_an_exception() -> Iterator[None]:
+    """The first SIGTERM raises SystemExit inside, others meanwhile do nothing; in the main thread, which alone can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def whole(text: str, *, least: int = 0) -> int:

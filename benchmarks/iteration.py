@@ -35,6 +35,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.child_runs import ChildRuns
 from benchmarks.command_line import mistakes_in_a_line
 from benchmarks.gpu_monitor import GpuMonitor
 from benchmarks.iteration_options import PROGRAM, as_options, check_machine, checked, naming_options, parse
@@ -165,12 +166,11 @@ def run(config: Path, folder: Path, options: argparse.Namespace) -> Rows:
     """
     overrides = [word for value in options.set for word in ("--set", value)]
     command = [sys.executable, "-m", "flows.cli", "run", str(config), "--output", str(folder / "runs"), *overrides]
-    with open(folder / CONSOLE, "wb") as console:
-        process = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT)
     try:
-        return awaited_rows(process, folder, options)
+        with ChildRuns() as runs, open(folder / CONSOLE, "wb") as console:
+            process = runs.start(command, stdout=console, stderr=subprocess.STDOUT)
+            return awaited_rows(process, folder, options)
     finally:
-        stop(process)
         if options.logs:
             keep_logs(folder, Path(options.logs))
 
@@ -212,19 +212,6 @@ def rows_of(folder: Path) -> Rows:
             }
             rows.append({**row, "spans": ends})
     return rows
-
-
-def stop(process: subprocess.Popen[bytes], *, patience: float = 60.0) -> None:
-    """The first signal stops a run at the end of its stage, the second at once."""
-    for wait in (2.0, patience):
-        process.terminate()
-        try:
-            process.wait(wait)
-            return
-        except subprocess.TimeoutExpired:
-            continue
-    process.kill()
-    process.wait()
 
 
 def logs_of(folder: Path) -> list[Path]:

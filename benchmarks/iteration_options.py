@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.command_line import Parser, add_batch, add_output, check_gpus, check_writable, positive, whole
-from benchmarks.shapes import add_layers, add_shape
+from benchmarks.shapes import add_layers, add_shape, geometry_of
 from configs.errors import UserError, refuse
 from configs.loader import load_config, stated
 from configs.schema import RunConfig
@@ -74,6 +74,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def check_machine(options: argparse.Namespace) -> None:
     """Raises UserError for what can be said before the configuration is written."""
+    geometry_of(options)
     check_writable(options.output, "--output")
     if not options.gpus:
         return

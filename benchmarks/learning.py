@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.child_runs import ChildRuns
 from benchmarks.command_line import Parser, check_gpus, check_writable, mistakes_in_a_line, whole
 from configs.loader import load_config, stated
 from flows.preflight import check
@@ -33,7 +34,7 @@ from storage.run_directory import RunDirectory
 PROGRAM = "python -m benchmarks.learning"
 
 
-def run_seed(args: argparse.Namespace, index: int, seed: int, parent: Path) -> dict[str, Any]:
+def run_seed(args: argparse.Namespace, index: int, seed: int, parent: Path, runs: ChildRuns) -> dict[str, Any]:
     """One run; returns its numbers. Raises CalledProcessError when it fails."""
     environment = dict(os.environ)
     if args.gpus:
@@ -51,7 +52,7 @@ def run_seed(args: argparse.Namespace, index: int, seed: int, parent: Path) -> d
     ]
     started = time.perf_counter()
     with open(parent / f"seed{seed}.log", "wb") as log:
-        subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True)
+        runs.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     seconds = time.perf_counter() - started
     (run,) = RunDirectory.runs(parent / f"seed{seed}")
     return {"seed": seed, "wall_s": seconds, **summary(read_metrics(run.metrics), args.metric)}
@@ -110,17 +111,24 @@ def check_options(args: argparse.Namespace) -> None:
     check(config, source=args.config, stated=stated(args.config, args.set), trains=True)
 
 
+def learn(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each seed."""
+    results = []
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(max(1, args.gpus)) as pool, ChildRuns() as runs:
+        folder = Path(name)
+        jobs = [pool.submit(run_seed, args, index, seed, folder, runs) for index, seed in enumerate(args.seeds)]
+        for seed, job in zip(args.seeds, jobs, strict=True):
+            if job.exception() is not None:
+                print((folder / f"seed{seed}.log").read_text()[-3000:], file=sys.stderr)
+            results.append(job.result())
+    return results
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     with mistakes_in_a_line(PROGRAM):
         check_options(args)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, args.gpus)) as pool:
-        jobs = [pool.submit(run_seed, args, i, seed, Path(folder)) for i, seed in enumerate(args.seeds)]
-        results = []
-        for seed, job in zip(args.seeds, jobs, strict=True):
-            if job.exception() is not None:
-                print((Path(folder) / f"seed{seed}.log").read_text()[-3000:], file=sys.stderr)
-            results.append(job.result())
+        results = learn(args)
     print(f"{args.config} on {device_name()}, torch {torch.__version__}, {' '.join(args.set)}")
     print("seed  problems  before                after                 iterations  s/iteration  wall s")
     for r in results:

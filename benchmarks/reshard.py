@@ -13,11 +13,9 @@ import argparse
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from configs.errors import UserError
 from pipeline.reshard.shapes import SHAPES
 from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.fork_server import PRELOADED, start_method
-from workers.stop_signals import TERMINATED
 
 PROGRAM = "python -m benchmarks.reshard"
 BARE = "bare all-gather"
@@ -40,8 +37,8 @@ COLUMNS = (
     ("times", "x ours", ".2f"),
     ("over_bare", "x bare", ".2f"),
     ("transition_s", "transition", ".4f"),
-    ("received_gb", "received GB", ".4f"),
-    ("planned_gb", "plan GB", ".4f"),
+    ("received_gb", "received GB", ".5g"),
+    ("planned_gb", "plan GB", ".5g"),
     ("extra_mib", "extra MiB", ".0f"),
     ("kv_release_s", "KV release", ".3f"),
     ("kv_resume_s", "KV resume", ".3f"),
@@ -51,7 +48,7 @@ COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    with mistakes_in_a_line(PROGRAM), ranks_end_too():
+    with mistakes_in_a_line(PROGRAM):
         check(options)
         rows: list[dict[str, Any]] = []
         for size in options.tp:  # each is kept as soon as it is there
@@ -95,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--launch-mib",
         type=positive,
         default=None,
-        help="size of the gathers that are launched at once, but for the first, in MiB (default: the project's, 2048)",
+        help="largest size of the gathers that are launched at once, in MiB; they grow to it from 64 (default: 2048)",
     )
     add(
         "--memory-fraction",
@@ -174,16 +171,6 @@ def run_ranks(job: dict[str, Any], num_ranks: int) -> None:
             if rank.pid is not None:
                 rank.kill()
                 rank.join()
-
-
-@contextmanager
-def ranks_end_too() -> Iterator[None]:
-    """SIGTERM ends this process as an exception does, so that it ends the ranks."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_rank(job: dict[str, Any], rank: int) -> None:

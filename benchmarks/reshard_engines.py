@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -199,9 +200,11 @@ def _start(spec: EngineSpec, handles: Path) -> Any:
     """A running engine in this process, whose handles are below `handles`."""
     handles.mkdir(parents=True)
     os.environ.update(environment(spec, str(handles)))
+    # for this process, which is running already, its search path too
+    sys.path += [folder for folder in os.environ["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     from workers.engines.sglang.versions import EXPORTER, check, start_engine, weight_update
 
-    engine = start_engine(spec)
+    engine = start_engine(spec, forks=False)
     with weight_update(engine):
         check(engine.update_weights_from_tensor([], load_format=EXPORTER))
     return engine

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.shapes import geometry_of
 from configs.errors import UserError
 
 EQUAL = (
@@ -75,12 +76,15 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
         raise UserError(f"{option}: {error.strerror}; name what --output of another run has written") from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{option}: is not what --output of this benchmark writes") from error
-    ours = vars(options)
+    ours = {**vars(options), "layers": num_layers(options)}
+    try:
+        theirs = {**theirs, "layers": num_layers(argparse.Namespace(**{"layers": None, **theirs}))}
+    except (UserError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{option}: is not what --output of this benchmark writes") from error
     for name in EQUAL:
         if theirs.get(name) != ours[name]:
-            typed, has = "--" + name.replace("_", "-"), "none" if ours[name] is None else ours[name]
-            made = f"without {typed}" if theirs.get(name) is None else f"with {typed} {theirs[name]}"
-            raise UserError(f"{option}: was made {made}, this run has {has}; make them the same")
+            there, typed = theirs.get(name), name.replace("_", "-")
+            raise UserError(f"{option}: was made with --{typed} {there}, this run has {ours[name]}; make them the same")
     if not 0 < base.tokens_per_s < math.inf or min(base.ranks, base.prompts) < 1:
         told = f"{base.tokens_per_s} tokens/s of {base.ranks} ranks and {base.prompts} prompts"
         raise UserError(f"{option}: has {told}, which no run has; name another file")
@@ -89,12 +93,17 @@ def base_of(path: str, options: argparse.Namespace, *, software: str) -> Base:
     if (theirs.get("gpus") == 0) != (options.gpus == 0):
         raise UserError(f"{option}: one of the two runs is on GPUs and the other is not")
     if base.ranks >= num_ranks(ours):
-        raise UserError(f"{option}: had {base.ranks} ranks, this run has {num_ranks(ours)}; name one of fewer")
+        raise UserError(f"{option}: ranks were {base.ranks}, this run has {num_ranks(ours)}; name a run on fewer")
     if not base.kind(prompts=options.prompts, ranks=num_ranks(ours)):
         wanted = base.prompts * num_ranks(ours) / base.ranks
         weak = f", or --prompts {wanted:.0f} for weak" if wanted == int(wanted) else ""
         raise UserError(f"{option}: had --prompts {base.prompts}; the same for strong scaling{weak}")
     return base
+
+
+def num_layers(options: argparse.Namespace) -> int:
+    """Of the model; those of the shape where `--layers` is left out."""
+    return geometry_of(options).num_layers
 
 
 def num_ranks(options: Mapping[str, Any]) -> int:

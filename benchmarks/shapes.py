@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from benchmarks.command_line import positive
+from configs.errors import UserError
 from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.shapes import SHAPES
 
@@ -28,20 +29,23 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
         "--layers",
         type=positive,
         default=None,
-        help="how many layers of the shape: 14 of the 28 of 7b fill one GPU as all of them fill two (default: all)",
+        help="how many of the shape's layers: 14 of the 28 of 7b load a GPU about as all load two (default: all)",
     )
 
 
 def geometry_of(options: argparse.Namespace) -> ModelGeometry:
-    """Of `--shape`, cut to `--layers`."""
-    geometry = SHAPES[SHAPE_NAMES[options.shape]]
-    return dataclasses.replace(geometry, num_layers=options.layers or geometry.num_layers)
+    """Of `--shape`, cut to `--layers`. Raises UserError where it has fewer."""
+    whole = SHAPES[SHAPE_NAMES[options.shape]]
+    if (options.layers or 0) > whole.num_layers:
+        raise UserError(f"--layers {options.layers}: --shape {options.shape} has {whole.num_layers}; lower it")
+    return dataclasses.replace(whole, num_layers=options.layers or whole.num_layers)
 
 
 def title_of(options: argparse.Namespace) -> str:
     """What a table says of the model."""
-    name = SHAPE_NAMES[options.shape]
-    return f"{name} with {options.layers} layers" if options.layers else name
+    name, layers = SHAPE_NAMES[options.shape], geometry_of(options).num_layers
+    cut = layers < SHAPES[name].num_layers
+    return f"{name} with {layers} layer{'s' if layers > 1 else ''}" if cut else name
 
 
 def model_arguments(geometry: ModelGeometry) -> dict[str, Any]:

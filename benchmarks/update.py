@@ -13,8 +13,9 @@ import argparse
 import gc
 import json
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from benchmarks.command_line import Parser, add_batch, add_output, check_writabl
 from benchmarks.iteration import PEAK_FLOPS
 from benchmarks.reshard import versions
 from benchmarks.shapes import add_layers, add_shape, geometry_of, model_arguments, title_of
+from configs.errors import UserError
 from configs.schema import RunConfig
 from pipeline.reshard.shapes import parameter_shapes
 from pipeline.rollouts import Rollouts, offsets_of
@@ -36,18 +38,31 @@ PROGRAM = "python -m benchmarks.update"
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": {},
     "compiled": {"compile": True},
-    "compiled, checkpointing": {"compile": True, "gradient_checkpointing": True},
-    "eager, checkpointing": {"gradient_checkpointing": True},
+    "compiled-checkpointing": {"compile": True, "gradient_checkpointing": True},
+    "eager-checkpointing": {"gradient_checkpointing": True},
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     with mistakes_in_a_line(PROGRAM):
-        check_writable(options.output, "--output")
+        check(options)
+        run(options)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would be noticed in the end, or in the middle."""
+    check_writable(options.output, "--output")
+    geometry_of(options)
+    if options.profile and not torch.cuda.is_available():
+        raise UserError("--profile: it shows where a GPU's time goes, and torch sees none here; leave it out")
+
+
+def run(options: argparse.Namespace) -> None:
     cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo", init_method="tcp://127.0.0.1:29555", rank=0, world_size=1)
-    print(f"{title_of(options)}, {versions('torch')}")
+    dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    card = torch.cuda.get_device_name() if cuda else "cpu"
+    print(f"{title_of(options)} on 1 x {card}, {versions('torch')}")
     print(f"micro-batches of {options.micro_batch_tokens} tokens, head in chunks of {options.chunk_tokens}")
     print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
     rows = []
@@ -58,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             torch.cuda.empty_cache()
     dist.destroy_process_group()
     if options.output:
-        Path(options.output).write_text(json.dumps({"rows": rows, "options": vars(options)}, indent=1))
+        document = {"device": card, "software": versions("torch"), "rows": rows, "options": vars(options)}
+        Path(options.output).write_text(json.dumps(document, indent=1))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,22 +124,29 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, forward = clock(update, options), clock(lambda: model.compute_log_prob(batch), options)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    cuda = device.type == "cuda"
     parameters = sum(math.prod(shape) for shape in parameter_shapes(geometry).values())
     tokens = metrics["packed_tokens"]
     row = {
         "variant": variant,
         "update_s": seconds,
-        "update_mfu": 6 * parameters * tokens / seconds / PEAK_FLOPS,
+        "update_mfu": 6 * parameters * tokens / seconds / PEAK_FLOPS if cuda else None,
         "log_probs_s": forward,
-        "log_probs_mfu": 2 * parameters * tokens / forward / PEAK_FLOPS,
-        "peak_gib": peak,
+        "log_probs_mfu": 2 * parameters * tokens / forward / PEAK_FLOPS if cuda else None,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
     }
-    updated, scored = f"{seconds:9.3f}  {row['update_mfu']:6.1%}", f"{forward:12.3f}  {row['log_probs_mfu']:6.1%}"
-    print(f"{variant:26s}  {updated}  {scored}  {peak:9.1f}", flush=True)
+    print(line_of(row), flush=True)
     if options.profile and variant == options.variants[0]:
         print(profile(update))
     return row
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """`-` for what is a GPU's."""
+    formats = {"update_mfu": ".1%", "log_probs_mfu": ".1%", "peak_gib": ".1f"}
+    updated, scored, peak = ("-" if row[name] is None else format(row[name], spec) for name, spec in formats.items())
+    seconds = f"{row['update_s']:9.3f}  {updated:>6s}  {row['log_probs_s']:12.3f}  {scored:>6s}"
+    return f"{row['variant']:26s}  {seconds}  {peak:>9s}"
 
 
 def rollouts(options: argparse.Namespace, vocab_size: int) -> Rollouts:
@@ -158,7 +181,7 @@ def clock(work: Callable[[], object], options: argparse.Namespace) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return sorted(seconds[1:])[options.repetitions // 2]
+    return statistics.median(seconds[1:])
 
 
 def profile(work: Callable[[], object]) -> str:

@@ -38,7 +38,7 @@ class FsdpConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute each decoder layer in the backward pass."""
     reshard_after_forward: bool = True
-    """Free a layer's gathered parameters after each pass; false: gathered once for all passes of an optimizer step, for two bytes a parameter on every GPU."""
+    """Free a layer's gathered parameters after each pass; false: gathered once for all passes of an optimizer step, at the cost of a whole copy in the compute dtype on every rank."""
     compile: bool = False
     """On a GPU: fuse the work between matrix products with torch.compile; faster passes, a minute more at the start."""
     offload: bool = False

@@ -26,7 +26,7 @@ def run_ranks(
     """Results of `fn(rank, world_size, *args)` on every rank, in rank order.
 
     `fn` is a module-level function. The process group is initialised before the call; backend: gloo, or
-    nccl with a GPU for each rank, which is current; where there are fewer, ranks share them (see `share_gpus`).
+    nccl with a GPU for each rank, which is current; where there are fewer, ranks share them.
     Raises RuntimeError with the rank's traceback when a rank fails, TimeoutError when one hangs.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)  # one server for these and for Dask's workers
@@ -52,8 +52,8 @@ def run_ranks(
                 process.join()
 
 
-def share_gpus(rank: int, world_size: int, num_gpus: int) -> None:
-    """Let NCCL take ranks for hosts of their own, if they have to share a GPU: it refuses two of one host on one.
+def _share_gpus(rank: int, world_size: int, num_gpus: int) -> None:
+    """Let NCCL take all ranks for hosts of their own, if some have to share a GPU: it refuses two of one host on one.
 
     Their bytes then go through sockets of this host.
     """
@@ -95,7 +95,7 @@ def _rank_main(
 
     torch.set_num_threads(1)
     if backend == "nccl":
-        share_gpus(rank, world_size, torch.cuda.device_count())
+        _share_gpus(rank, world_size, torch.cuda.device_count())
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:

@@ -119,8 +119,9 @@ def shard(
 ) -> None:
     """Shard over `mesh`, layer by layer and the root, moving each to the mesh's device.
 
-    Parameters that stay gathered after a forward pass stay so after a backward one, too, until `reshard`: all passes
-    of a step gather them once. Gradients are summed over ranks, not averaged: losses are weighted with global counts.
+    Parameters that stay gathered after a forward pass (the root's always) stay so after a backward one, too, until
+    `reshard`: all passes of a step gather them once. Gradients are summed over ranks, not averaged: losses are
+    weighted with global token counts.
     tensor_parallel_size: of the rollout engines; shards are then cut so that each lies inside its engine's slice.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -130,7 +131,7 @@ def shard(
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=place)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=place)
     for module in fsdp_modules(model):
-        module.set_reshard_after_backward(reshard, recurse=False)
+        module.set_reshard_after_backward(reshard and not isinstance(module, PackedModel), recurse=False)
         if mesh.size() > 1:  # one rank alone would divide by 1, in a pass more
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -144,7 +145,7 @@ def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
 def reshard(model: nn.Module) -> None:
     """Free gathered parameters, after which `parameters()` are the shards again.
 
-    A forward pass without a backward one leaves the root gathered.
+    Passes leave the root gathered, and where nothing is resharded all layers too.
     """
     for module in fsdp_modules(model):
         module.reshard()

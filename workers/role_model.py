@@ -166,7 +166,6 @@ class RoleModel:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             metrics = updater.run(mini_batches, pretraining)
-        packed_model.reshard(self.model)
         self.optimizer.progress.version += 1
         return metrics
 

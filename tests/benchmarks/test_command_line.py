@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from benchmarks import iteration, learning, reshard
+from benchmarks import iteration, learning, reshard, update
+from benchmarks.child_runs import ChildRuns, signals_afterwards
 from benchmarks.iteration_options import parse
 from configs import machine_checks
 
-ITERATION, LEARNING, RESHARD = iteration.main, learning.main, reshard.main
+ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.main, update.main
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,9 @@ ITERATION, LEARNING, RESHARD = iteration.main, learning.main, reshard.main
         (ITERATION, "--engine torch --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
         (ITERATION, "--engine torch --samples 1", "--samples: 1, but the estimator group"),
         (ITERATION, "--engine torch --set training.num_iterations=3", "=3: fewer than the 4 of --warm-up"),
+        (ITERATION, "--engine torch --layers 3", "--layers 3: --shape tiny has 2; lower it"),
+        (UPDATE, "--layers 3", "--layers 3: --shape tiny has 2; lower it"),
+        (UPDATE, "--output nowhere/update.json", "there is no folder nowhere"),
         (LEARNING, "smollm2_grpo --gpus 3", "--gpus 3: this machine has no GPU"),
         (LEARNING, "smollm2_grpo --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
         (ITERATION, "--output .", "--output .: cannot be written"),
@@ -71,14 +78,14 @@ def test_more_gpus_than_there_are_is_said_with_their_number(
     assert "--ranks 4: 4 GPUs are wanted and this machine has 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("main", [ITERATION, RESHARD])
+@pytest.mark.parametrize("main", [ITERATION, RESHARD, UPDATE])
 def test_every_option_has_a_meaning_and_a_default(
     main: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     _, *options = re.split(r"^  --", capsys.readouterr().out, flags=re.M)
-    assert len(options) > 10
+    assert len(options) > 9
     for option in options:
         assert option.startswith("set") or "(default:" in " ".join(option.split()), option
 
@@ -90,3 +97,47 @@ def test_a_run_that_fails_shows_its_whole_console(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit, match="exit code 3 after 0 iterations"):
         iteration.awaited_rows(process, tmp_path, parse([]))
     assert re.search(r"^line 0$.*^line 99$", capsys.readouterr().err, re.S | re.M)
+
+
+BENCHMARK = """
+import subprocess, sys
+from benchmarks.child_runs import ChildRuns, signals_afterwards
+from benchmarks.command_line import mistakes_in_a_line
+with mistakes_in_a_line("a benchmark"), ChildRuns() as runs:
+    print(runs.start(["sleep", "600"]).pid, flush=True)
+    runs.run(["sleep", "600"])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_benchmark_that_is_stopped_ends_what_it_started_without_a_traceback(number: int, code: int) -> None:
+    command = [sys.executable, "-c", BENCHMARK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None and benchmark.stderr is not None
+        child = psutil.Process(int(benchmark.stdout.readline()))
+        while len(psutil.Process(benchmark.pid).children()) < 2:
+            time.sleep(0.05)
+        children = psutil.Process(benchmark.pid).children()
+        benchmark.send_signal(number)
+        assert benchmark.wait(60) == code
+        assert benchmark.stderr.read() == ""
+    assert child in children
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    assert len(gone) == 2 and not alive
+
+
+def test_nothing_is_started_after_the_end_and_a_failure_is_an_error() -> None:
+    with ChildRuns() as runs:
+        runs.run([sys.executable, "-c", ""])
+        with pytest.raises(subprocess.CalledProcessError):
+            runs.run([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match="at its end"):
+        runs.start([sys.executable, "-c", ""])
+
+
+def test_a_signal_that_comes_while_a_process_starts_is_an_exception_when_it_is_known() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), signals_afterwards():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(True)
+    assert reached

@@ -135,7 +135,7 @@ def test_a_model_cut_to_some_layers_is_counted_as_what_it_is(made: dict[str, Mad
     assert model is not None
     config = AutoConfig.for_model(**model)
     assert one["parameters"] == sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    assert "qwen2-tiny with 1 layers on" in report(one, options)
+    assert "qwen2-tiny with 1 layer on" in report(one, options)
 
 
 def test_idle_is_what_is_not_busy_inside_the_measured_iterations(made: dict[str, Made]) -> None:

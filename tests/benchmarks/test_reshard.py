@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reshard import BARE, main
+from tests.workers.engines.sglang_models import usable_sglang
 
 
 def test_every_way_brings_every_parameter_and_bytes_are_the_plans(
@@ -26,6 +27,15 @@ def test_every_way_brings_every_parameter_and_bytes_are_the_plans(
     ours, bare = (next(row for row in rows if row["tp"] == 1 and row["way"] == way) for way in ("ours", BARE))
     assert ours["over_bare"] == ours["seconds"] / bare["seconds"] and bare["received_gb"] == ours["received_gb"]
     assert "x bare" in capsys.readouterr().out
+
+
+def test_real_engines_get_every_parameter_in_all_ways(tmp_path: Path) -> None:
+    output = tmp_path / "reshard.json"
+    with usable_sglang():
+        main(["--engine", "sglang", "--repetitions", "1", "--output", str(output)])
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["mismatches"] for row in rows if "mismatches" in row] == [0, 0, 0]
+    assert rows[0]["first_token_s"] > 0 and rows[0]["received_gb"] == rows[0]["planned_gb"] > 0
 
 
 def test_four_ranks_of_two_engines_have_the_limit_of_their_own_group(

@@ -70,8 +70,8 @@ def test_the_sentence_is_printed_and_kept_where_both_ran_on_one_card(
         (["--gpus", "4", "--samples", "4"], "was made with --samples 4, this run has 8"),
         (["--gpus", "4", "--set", "seed=1"], "was made with --set"),
         (["--gpus", "4", "--warm-up", "0"], "was made with --warm-up 0, this run has 1"),
-        (["--gpus", "4", "--layers", "1"], "was made with --layers 1, this run has none"),
-        (["--gpus", "8"], "had 8 ranks, this run has 8; name one of fewer"),
+        (["--gpus", "4", "--layers", "1"], "was made with --layers 1, this run has 2"),
+        (["--gpus", "8"], "ranks were 8, this run has 8; name a run on fewer"),
         (["--ranks", "4"], "one of the two runs is on GPUs"),
     ],
 )

@@ -150,7 +150,7 @@ def test_parameters_that_stay_gathered_are_gathered_once_a_step_and_anew_after_i
     layers = 2
     for (freed, expected), (kept, gradients) in zip(results[True], results[False], strict=True):
         assert kept == [STEPS * (layers + 1)] * 3  # each layer and the root
-        assert freed == [STEPS * PASSES * (2 * layers + 1)] * 3
+        assert freed == [STEPS * (PASSES * 2 * layers + 1)] * 3  # layers twice in each pass
         for own, theirs in zip(gradients, expected, strict=True):
             assert max_difference(own, theirs) == 0
 

@@ -126,7 +126,7 @@ class ColumnStage:
     size: int
     group: Group
     itemsize: int
-    targets: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(init=False, default_factory=list)
     """[rows, size, columns of one shard] of each part."""
 
     @property
@@ -165,7 +165,7 @@ class FlatStage:
     size: int
     group: Group
     itemsize: int
-    targets: list[tuple[Tensor, ...]] = field(default_factory=list)
+    targets: list[tuple[Tensor, ...]] = field(init=False, default_factory=list)
     """By rank, so that both ends of a copy are contiguous: of strided ones torch would launch each by itself."""
 
     @property
@@ -200,7 +200,7 @@ class ExchangeStage:
     received_sizes: tuple[int, ...]
     group: Group
     itemsize: int
-    targets: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(init=False, default_factory=list)
     """Of what is received."""
 
     @property
@@ -227,7 +227,7 @@ class ExchangeStage:
     def drain(self, buffer: Tensor, ends: Ends) -> None:
         _, incoming = self._halves(buffer)
         at = 0
-        for target in self.targets:
+        for _, target in zip(self.received, self.targets, strict=True):
             target.copy_(incoming.view(ends.dtype)[at : at + target.numel()].view(target.shape))
             at += target.numel()
 

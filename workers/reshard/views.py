@@ -19,11 +19,12 @@ from workers.reshard.wire import as_bytes
 
 T = TypeVar("T")
 FIRST_LAUNCH_BYTES = 64 * MIB
-"""Engine bytes of the first launch: small, so that the wire is not idle for long while it is being cast."""
+"""Engine bytes of the first launch, at most: small, so that the wire is not idle for long while it is being cast."""
 LAUNCH_GROWTH = 4
-"""Each launch is this much larger than the one before: it is cast while that one travels."""
+"""The limit of each launch is this much larger than the one before: it is cast while that one travels."""
 LAUNCH_BYTES = 2048 * MIB
-"""Of the largest: fewer and larger launches are faster (docs/results.md, Weight transition)."""
+"""Limit of the largest: fewer and larger launches are faster (docs/results.md, Weight transition). A larger parameter
+travels alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,8 +91,11 @@ def check(reply: Any) -> None:
         raise RuntimeError(f"sglang {sglang.__version__}: {message}")
 
 
-def start_engine(spec: EngineSpec) -> Any:
+def start_engine(spec: EngineSpec, *, forks: bool | None = None) -> Any:
     """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers).
+
+    forks: whether its schedulers are forked from this process; None: on a CPU. Not where torch.distributed is
+    initialized: they would inherit its groups.
 
     Its schedulers meet in a store of this process: torch's own, in the first of them, would listen on every address
     of the host. Torch uses a launcher's store where these variables say that there is one.
@@ -105,7 +108,7 @@ def start_engine(spec: EngineSpec) -> Any:
 
     from workers.engines.sglang import scheduler
 
-    class PluggedEngine(forking(Engine) if spec.device == "cpu" else Engine):  # type: ignore[misc]
+    class PluggedEngine(forking(Engine) if (spec.device == "cpu" if forks is None else forks) else Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(scheduler.run)
 
         @classmethod
