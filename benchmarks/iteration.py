@@ -2,7 +2,7 @@
 
     python -m benchmarks.iteration --shape 1.5b --gpus 1 --engine sglang
     python -m benchmarks.iteration --shape 7b --gpus 4 --engine sglang [--tp 1] [--set KEY=VALUE ...]
-    python -m benchmarks.iteration --shape 7b --layers 14 --gpus 1     # as much on one GPU as all 28 layers on two
+    python -m benchmarks.iteration --shape 7b --layers 14 --gpus 1   # about as much on one GPU as all 28 layers on two
     python -m benchmarks.iteration --shape tiny --gpus 0 --ranks 2 --engine torch
 
 Pools that are apart: `--gpus 2 --set 'resources.pools={train: {ranks: 1}, generate: {ranks: 1}}'

@@ -204,7 +204,7 @@ def _start(spec: EngineSpec, handles: Path) -> Any:
     sys.path += [folder for folder in os.environ["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     from workers.engines.sglang.versions import EXPORTER, check, start_engine, weight_update
 
-    engine = start_engine(spec, forks=False)
+    engine = start_engine(spec)
     with weight_update(engine):
         check(engine.update_weights_from_tensor([], load_format=EXPORTER))
     return engine

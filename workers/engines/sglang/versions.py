@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang
+import torch
 
 from workers.engines.sglang.spec import EngineSpec
 from workers.rendezvous import listening_store
@@ -91,11 +92,8 @@ def check(reply: Any) -> None:
         raise RuntimeError(f"sglang {sglang.__version__}: {message}")
 
 
-def start_engine(spec: EngineSpec, *, forks: bool | None = None) -> Any:
+def start_engine(spec: EngineSpec) -> Any:
     """A running `sglang.Engine`; must be called in the main thread (SGLang sets signal handlers).
-
-    forks: whether its schedulers are forked from this process; None: on a CPU. Not where torch.distributed is
-    initialized: they would inherit its groups.
 
     Its schedulers meet in a store of this process: torch's own, in the first of them, would listen on every address
     of the host. Torch uses a launcher's store where these variables say that there is one.
@@ -108,7 +106,10 @@ def start_engine(spec: EngineSpec, *, forks: bool | None = None) -> Any:
 
     from workers.engines.sglang import scheduler
 
-    class PluggedEngine(forking(Engine) if (spec.device == "cpu" if forks is None else forks) else Engine):  # type: ignore[misc]
+    # forked schedulers would inherit process groups, which an engine's launcher has none of
+    forks = spec.device == "cpu" and not torch.distributed.is_initialized()
+
+    class PluggedEngine(forking(Engine) if forks else Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(scheduler.run)
 
         @classmethod
