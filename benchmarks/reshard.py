@@ -28,7 +28,7 @@ from workers.engines.sglang_probe import sglang_unavailable_reason
 from workers.fork_server import PRELOADED, start_method
 
 PROGRAM = "python -m benchmarks.reshard"
-BARE = "bare all-gather"
+OURS, DIRECT, BARE = "ours", "ours, direct", "bare all-gather"
 COLUMNS = (
     ("tp", "TP", "d"),
     ("sharding", "sharding", "s"),
@@ -188,7 +188,7 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def ratios(row: dict[str, Any]) -> dict[str, float]:
         if row["way"].startswith("update"):
             return {}
-        others = {"times": "ours", "over_bare": BARE}
+        others = {"times": OURS, "over_bare": BARE}
         keys = {name: (row["tp"], row["sharding"], way) for name, way in others.items()}
         return {name: row["seconds"] / ways[key] for name, key in keys.items() if key in ways}
 

@@ -26,6 +26,7 @@ from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.shapes import parameter_shapes
 from pipeline.reshard.sources import Source
+from workers.engines.sglang.handles import Exported, by_ipc, in_memory_file
 from workers.engines.sglang.process import environment
 from workers.engines.sglang.setup import write_model_dir
 from workers.engines.sglang.spec import EngineSpec
@@ -38,6 +39,11 @@ class BenchedEngine(Protocol):
 
     def weights(self) -> dict[str, Tensor]:
         """This rank's slice, in the engine's memory."""
+        ...
+
+    @property
+    def exported(self) -> Exported:
+        """Where they are, for the other ranks."""
         ...
 
     def load(self, buckets: Iterable[NamedTensors], *, flattened: bool) -> None:
@@ -68,7 +74,9 @@ class MemoryEngine:
         self._geometry, self._tp_size, self._tp_rank = geometry, layout.tp_size, layout.tp_ranks[rank] or 0
         sources = [Source(name=name, shape=shape) for name, shape in parameter_shapes(geometry).items()]
         shapes = engine_shapes(sources, geometry, layout.tp_size)
-        self._weights = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        weights = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        self.exported = by_ipc(weights) if device.type == "cuda" else in_memory_file(weights)
+        self._weights = weights if device.type == "cuda" else self.exported.mapped()
 
     def weights(self) -> dict[str, Tensor]:
         return self._weights
@@ -115,7 +123,8 @@ class InlineSglang:
         if tp_rank == 0:
             self._engine = _start(_spec(config, layout, number, device, memory_fraction), handles)
         dist.barrier()
-        self._weights: dict[str, Tensor] = pickle.loads((handles / f"{tp_rank}.pickle").read_bytes()).mapped()
+        self.exported: Exported = pickle.loads((handles / f"{tp_rank}.pickle").read_bytes())
+        self._weights = self.exported.mapped()
 
     def weights(self) -> dict[str, Tensor]:
         return self._weights

@@ -8,19 +8,19 @@ import os
 import statistics
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.reshard import BARE
+from benchmarks.reshard import BARE, DIRECT, OURS
 from benchmarks.reshard_engines import BenchedEngine, InlineSglang, MemoryEngine
 from benchmarks.reshard_model import hf_config, random_model
 from benchmarks.reshard_ways import (
@@ -34,7 +34,10 @@ from benchmarks.reshard_ways import (
 )
 from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.shapes import SHAPES
+from workers.engine_memory import all_mapped, direct_obstacle
+from workers.process_group import PoolGroup, gather_to_all
 from workers.reshard import views
+from workers.reshard.direct import Engines
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.transition import Transition
 from workers.reshard.verify import differing
@@ -75,7 +78,8 @@ class Bench:
     device: torch.device
     model: nn.Module
     engine: BenchedEngine
-    transition: Transition
+    transitions: Mapping[str, Transition]
+    """By the name of their row."""
     micro_dp: Group | None
     """The ranks with which this one gathers its engine's slice; None: it is alone."""
 
@@ -84,9 +88,10 @@ class Bench:
 
     def mismatches(self) -> int:
         """Engine parameters, over all ranks, with other bits than `full_tensor()`; then made wrong on purpose."""
+        transition = self.transitions[OURS]
         wrong = differing(
-            self.transition.plan,
-            self.transition.geometry,
+            transition.plan,
+            transition.geometry,
             self.rank,
             dict(self.model.named_parameters()),
             self.engine.weights(),
@@ -170,14 +175,19 @@ def measure_model(
     model = random_model(
         geometry, num_ranks=job.num_ranks, columns_for_tp=columns_for_tp, compute_dtype=DTYPE, device=device
     )
-    transition = Transition(
-        model,
-        engine.weights(),
-        tensor_parallel_size=tp_size,
-        group=dist.group.WORLD,
-        device=device,
-        bucket_bytes=job.bucket_mib * MIB,
-    )
+
+    def transition(engines: Engines | None) -> Transition:
+        return Transition(
+            model,
+            engine.weights(),
+            tensor_parallel_size=tp_size,
+            group=dist.group.WORLD,
+            device=device,
+            bucket_bytes=job.bucket_mib * MIB,
+            engines=engines,
+        )
+
+    everyone = mapped_everywhere(engine, rank, device)
     groups = ReshardGroups.of_layout(ReshardLayout.colocated(job.num_ranks, tp_size), dist.group.WORLD)
     bench = Bench(
         job=job,
@@ -185,10 +195,10 @@ def measure_model(
         device=device,
         model=model,
         engine=engine,
-        transition=transition,
+        transitions={OURS: transition(None), **({} if everyone is None else {DIRECT: transition(everyone)})},
         micro_dp=groups.micro_dp,
     )
-    rows = [{"way": "ours", **ours(bench)}]
+    rows = [{"way": way, **ours(bench, made)} for way, made in bench.transitions.items()]
     if tp_size == 1 and job.baselines:
         rows += common_ways(bench)
     if columns_for_tp == tp_size and bench.micro_dp is not None and job.baselines:
@@ -199,24 +209,35 @@ def measure_model(
     return rows
 
 
-def ours(bench: Bench) -> Row:
+def mapped_everywhere(engine: BenchedEngine, rank: int, device: torch.device) -> Engines | None:
+    """All ranks' engines; None where there is one rank, or some cannot be written by others."""
+    gloo = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+    group = PoolGroup(rank=rank, size=dist.get_world_size(), control=gloo, writers=gloo)
+    exported = gather_to_all(engine.exported, group)
+    obstacle = direct_obstacle(exported, group, device)
+    if obstacle is not None and rank == 0:
+        print(f"{DIRECT}: not measured, {obstacle}", file=sys.stderr, flush=True)
+    return None if obstacle is not None or group.size == 1 else all_mapped(exported, device)
+
+
+def ours(bench: Bench, made: Transition) -> Row:
     """The payload and its bytes, and the whole transition with the KV cache's moves."""
     bench.spoil()
     reports = []
-    payload = bench.timed(lambda: reports.append(bench.transition.run()))
+    payload = bench.timed(lambda: reports.append(made.run()))
     wrong = bench.mismatches()
     return {
         **summary(payload),
         "received_gb": reports[-1].received_bytes / 1e9,
-        "planned_gb": bench.transition.plan.received_bytes(bench.rank, DTYPE.itemsize) / 1e9,
+        "planned_gb": made.plan.received_bytes(bench.rank, DTYPE.itemsize) / 1e9,
         "bucket_mib": reports[-1].extra_bytes / MIB,
         "collectives": reports[-1].num_collectives,
         "mismatches": wrong,
-        **whole_transition(bench),
+        **whole_transition(bench, made),
     }
 
 
-def whole_transition(bench: Bench) -> dict[str, float]:
+def whole_transition(bench: Bench, made: Transition) -> dict[str, float]:
     """Medians of: releasing and resuming the KV cache, and everything from the end of an update to the moment
     at which the engine takes requests (KV cache back while weights are written, as in a run; prefix cache dropped)."""
     engine, device = bench.engine, bench.device
@@ -224,7 +245,7 @@ def whole_transition(bench: Bench) -> dict[str, float]:
 
     def transition() -> None:
         waking = pool.submit(engine.resume)
-        bench.transition.run()
+        made.run()
         waking.result()
         engine.accept()
 

@@ -72,6 +72,8 @@ class RolloutConfig(Section):
     """SGLang: ranks of one engine; must divide the ranks of the actor's pool."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """SGLang on a GPU: share of the memory that is free when the engine starts, for its weights and KV cache; the cache is given back while training."""
+    weights_transport: Literal["auto", "direct", "collectives"] = "auto"
+    """SGLang: how new weights reach the engines of several ranks. direct: each rank writes its shards into every engine's memory, which takes one host and, on GPUs, access from each to the others' memory (NVLink). collectives: gathers of NCCL or gloo, anywhere. auto: direct between CPU ranks of one host, else collectives."""
     weights_bucket_mib: PositiveInt = 512
     """SGLang: most extra memory of a transition from training shards to the engine's weights, in MiB."""
     verify_weights: bool = False

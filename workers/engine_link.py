@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from configs.schema import RunConfig
+from workers.engine_memory import mapped_memory
 from workers.engines.base import EngineError, GenerateRequest, GenerateResult, RolloutEngine, SamplingParams
 from workers.engines.dispatch import generate_all
 from workers.engines.factory import build_engine
 from workers.engines.sglang.engine import SglangEngine
 from workers.engines.sglang.handles import Exported
 from workers.memory import free_bytes
-from workers.process_group import PoolGroup
+from workers.process_group import PoolGroup, gather_to_all
 from workers.reshard.transition import Transition
 from workers.role_model import RoleModel
 
@@ -83,6 +83,11 @@ class EngineLink:
     def started(self) -> bool:
         """Whether this rank's engine holds weights already (ranks without one: whether they have written any)."""
         return self._transition is not None or (self.engine is not None and self.engine.version >= 0)
+
+    @property
+    def writes_directly(self) -> bool:
+        """Whether the last transition wrote into all engines, without collectives."""
+        return self._transition is not None and self._transition.is_direct
 
     @property
     def colocated(self) -> bool:
@@ -197,39 +202,40 @@ class EngineLink:
         """The plan over the engines' memory, made anew when one of them was started (again)."""
         engine = self.engine
         assert engine is None or isinstance(engine, SglangEngine)
-        exported = engine.exported() if engine is not None else ()
-        processes = self._pids(0 if engine is None else engine.launcher_pid or 0)
         if self._actor is not None:
             self._actor.reshard()
-        if self._transition is None or processes != self._processes:
+        if self._transition is None or self._pids(engine) != self._processes:
+            self._transition = None  # its views would keep the memory of an engine that has ended
+            exported = engine.exported() if engine is not None else ()
+            self._processes = self._pids(engine)
+            memory = mapped_memory(
+                self._of_each_rank(exported), self._config.rollout.weights_transport, self._group, self._device
+            )
             self._transition = Transition(
                 None if self._actor is None else self._actor.model.hf,
-                self._memory(self._gathered(exported)),
+                memory.own,
                 tensor_parallel_size=self._config.rollout.tensor_parallel_size,
                 group=dist.group.WORLD if self._group.size > 1 else None,
                 device=self._device,
                 bucket_bytes=self._config.rollout.weights_bucket_mib << 20,
                 num_sources=self._num_sources,
+                engines=memory.everyone,
             )
-            self._processes = processes
         return self._transition
 
-    def _memory(self, everyone: Sequence[tuple[Exported, ...]]) -> dict[str, Tensor]:
-        """Parameters of the engine that spans this rank, in its own memory; none on a rank that only trains."""
-        place = self._group.rank - self._first
-        if place < 0:
-            return {}
-        owner, tp_rank = self._first + place % self.num_engines, place // self.num_engines
-        return everyone[owner][tp_rank].mapped()
+    def _of_each_rank(self, mine: tuple[Exported, ...]) -> list[Exported | None]:
+        """The slice of an engine that spans each rank of the group; None: it only trains (collective).
 
-    def _pids(self, mine: int) -> list[int]:
-        """Of every rank's engine; 0 of those without."""
-        own = torch.tensor([mine])
+        mine: all slices of the engine that this rank owns; none on others.
+        """
+        owned = gather_to_all(mine, self._group)
+        places = range(self._group.size - self._first)
+        slices = [owned[self._first + place % self.num_engines][place // self.num_engines] for place in places]
+        return [*[None] * self._first, *slices]
+
+    def _pids(self, engine: SglangEngine | None) -> list[int]:
+        """Of every rank's engine; 0 of those without one, and of one that has ended."""
+        own = torch.tensor([0 if engine is None else engine.launcher_pid or 0])
         everyone = [torch.empty_like(own) for _ in range(self._group.size)]
         dist.all_gather(everyone, own, group=self._group.control)
         return [int(pid) for pid in everyone]
-
-    def _gathered(self, mine: tuple[Exported, ...]) -> list[tuple[Exported, ...]]:
-        everyone: list[tuple[Exported, ...]] = [mine] * self._group.size
-        dist.all_gather_object(everyone, mine, group=self._group.control)
-        return everyone

@@ -85,6 +85,15 @@ class ReshardPlan:
             spelled += [c for gather in flat.parts for c in self._spelled(gather, rank, group)]
         return spelled + [copy for copy in self.exchange.copies if copy.destination_rank == rank]
 
+    def writes(self, rank: int) -> list[Copy]:
+        """All that the shards of `rank` fill, its own engine's parameters and other ranks', those of a rank together.
+
+        The next rank comes first and its own last: when all ranks write at once, each is written by one.
+        """
+        size = self.layout.world_size
+        ranks = sorted((other for other, _ in self.layout.destinations), key=lambda other: (other - rank - 1) % size)
+        return [copy for other in ranks for copy in self.copies(other) if copy.source_rank == rank]
+
     def group(self, rank: int, scope: Scope) -> range:
         """Ranks of the collective in which `rank` takes part."""
         return range(self.layout.world_size) if scope == "world" else self.layout.micro_dp_group(rank)

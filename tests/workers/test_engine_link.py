@@ -64,7 +64,7 @@ def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str
         nothing = link.sync()
         return {
             "before": before, "after": after, "awake": awake, "again": again,
-            "transition": transition, "nothing": nothing,
+            "transition": transition, "nothing": nothing, "direct": link.writes_directly,
             "first_weights": first_weights, "weights": actor.full_state(),
         }  # fmt: skip
     finally:
@@ -92,7 +92,7 @@ def disjoint(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
     """The first rank trains, the second has the engine and no model; the engine dies once."""
-    config, device = config_of(model, verify_weights=True), torch.device("cpu")
+    config, device = config_of(model, verify_weights=True, weights_transport="collectives"), torch.device("cpu")
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, device) if rank == 0 else None
     control = dist.new_group(backend="gloo")
@@ -111,7 +111,12 @@ def train_and_generate_apart(rank: int, world_size: int, model: str, folder: str
             os.kill(pid, signal.SIGKILL)
         again = [result.samples[0] for result in link.generate(mine, sampling)]
         said = [(s.token_ids.tolist(), int(s.policy_version[0])) for s in (*after, *again)]
-        return {"said": said, "transition": transition, "weights": actor.full_state() if actor else {}}
+        return {
+            "said": said,
+            "transition": transition,
+            "direct": link.writes_directly,
+            "weights": actor.full_state() if actor else {},
+        }
     finally:
         link.close()
 
@@ -127,7 +132,7 @@ def test_engines_on_ranks_of_their_own_follow_the_training_ranks(
     assert disjoint[1]["said"] == [expected, expected]  # also from the engine that was started again
     whole_gb = sum(tensor.nbytes for tensor in disjoint[0]["weights"].values()) / 1e9
     for rank in disjoint:  # the training rank, which receives nothing, says what the engine's does
-        assert rank["transition"]["reshard_received_gb"] == whole_gb
+        assert rank["transition"]["reshard_received_gb"] == whole_gb and not rank["direct"]
 
 
 def greedy_of(model: Any, prompt: list[int]) -> list[int]:
@@ -170,5 +175,5 @@ def test_a_killed_engine_comes_back_with_the_current_weights(ranks: list[dict[st
 
 def test_a_transition_is_measured_and_happens_once_per_version(ranks: list[dict[str, Any]]) -> None:
     for result in ranks:
-        assert result["transition"]["reshard_received_gb"] > 0
+        assert result["transition"]["reshard_received_gb"] > 0 and result["direct"]
         assert result["nothing"] == {}

@@ -64,7 +64,7 @@ def cast_into(target: Tensor, source: Tensor, bucket: Bucket) -> None:
     if source.device == target.device:
         target.copy_(source)
     else:
-        copy_in_chunks(target, source, bucket)
+        copy_in_chunks([target], source, bucket)
 
 
 def cast_all_into(targets: Sequence[Tensor], sources: Sequence[Tensor], bucket: Bucket) -> None:
@@ -82,8 +82,8 @@ def cast_all_into(targets: Sequence[Tensor], sources: Sequence[Tensor], bucket: 
         torch._foreach_copy_([target for target, _ in fused], [source for _, source in fused])
 
 
-def copy_in_chunks(target: Tensor, source: Tensor, bucket: Bucket) -> None:
-    """By rows through the staging part: torch's own copy would cast on the host or allocate."""
+def copy_in_chunks(targets: Sequence[Tensor], source: Tensor, bucket: Bucket) -> None:
+    """Into each target, by rows through the staging part: torch's own copy would cast on the host or allocate."""
     if not source.numel():
         return
     row_bytes = source[0].nbytes
@@ -92,4 +92,5 @@ def copy_in_chunks(target: Tensor, source: Tensor, bucket: Bucket) -> None:
         rows = source[start : start + num_rows]
         staged = bucket.staging(rows.nbytes).view(source.dtype).view(rows.shape)
         staged.copy_(rows, non_blocking=rows.is_pinned())
-        target[start : start + num_rows].copy_(staged)
+        for target in targets:
+            target[start : start + num_rows].copy_(staged)

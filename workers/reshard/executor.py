@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.reshard.boxes import slices
 from pipeline.reshard.plan import ReshardPlan, Scope
 from workers.reshard.bucket import MIB, Bucket, cast_all_into
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.schedule import column_stages, exchange_stages, flat_stages
 from workers.reshard.stages import Ends, Shards, Stage, run_stages
-from workers.reshard.views import OwnCasts, RowLaunch, own_casts, row_launches
+from workers.reshard.views import CastLaunch, RowLaunch, own_casts, row_launches
 from workers.reshard.wire import Pending, Wire
 
 
@@ -65,7 +64,7 @@ class Resharder:
         self._staged = {scope: self._stages(scope) for scope in ("world", "micro_dp")}
         self._viewed: Mapping[str, Tensor] | None = None
         self._launches: tuple[RowLaunch, ...] = ()
-        self._own: tuple[OwnCasts, ...] = ()
+        self._own: tuple[CastLaunch, ...] = ()
 
     def run(self, parameters: Mapping[str, Tensor], engine: Mapping[str, Tensor]) -> ReshardReport:
         """Write the engine's parameters (collective over the layout's ranks).
@@ -113,15 +112,13 @@ class Resharder:
         else:
             own = [*self.plan.gathers, *own]
         kept = [c for c in self.plan.exchange.copies if c.source_rank == self.rank == c.destination_rank]
-        self._own = own_casts(own, kept, engine, itemsize=self._itemsize)
+        self._own = own_casts(own, kept, engine)
         self._viewed = engine
 
     def _cast_own(self, ends: Ends) -> None:
         """What stays on this rank."""
-        for casts in self._own:
-            pairs = zip(casts.parameters, casts.boxes, strict=True)
-            shards = [ends.shards[name] if box is None else ends.shards[name][slices(box)] for name, box in pairs]
-            cast_all_into(casts.targets, shards, self.bucket)
+        for launch in self._own:
+            cast_all_into(launch.targets, launch.shards(ends.shards), self.bucket)
 
     def _gather_rows(self, ends: Ends) -> list[Pending]:
         """Cast into this rank's rows, gather the others' around them; launch by launch, none waited for."""

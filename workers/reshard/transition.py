@@ -9,6 +9,7 @@ group (disjoint).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from pipeline.reshard.geometry import ModelGeometry
 from pipeline.reshard.layout import ReshardLayout
 from pipeline.reshard.plan import SMALL_NUMEL, ReshardPlan, make_plan
+from workers.reshard.direct import DirectWriter, Engines
 from workers.reshard.executor import Resharder, ReshardReport
 from workers.reshard.groups import ReshardGroups
 from workers.reshard.model import hf_config, sources_of
@@ -38,6 +40,7 @@ class Transition:
         device: torch.device,
         bucket_bytes: int,
         num_sources: int | None = None,
+        engines: Engines | None = None,
         small_numel: int = SMALL_NUMEL,
     ) -> None:
         """Plan, and check both ends (collective over `group`, and over the default group).
@@ -45,6 +48,8 @@ class Transition:
         hf: the actor's Hugging Face model, sharded by FSDP2 over the first `num_sources` ranks of `group`
         (None: all of them, with an engine on each); None on the other ranks.
         engine: parameters of this rank's engine, contiguous and of one dtype, where they stay; empty without one.
+        engines: those of every rank that has one, on one host: each rank then writes into all of them. None:
+        collectives bring every rank what its engine holds.
         group: None: one rank, with everything. device: of the collectives.
         Raises UserError for models that have no plan, ValueError, on all ranks, for an engine that does not fit it.
         """
@@ -63,8 +68,15 @@ class Transition:
         self.geometry: ModelGeometry = told[1]
         self.plan = make_plan(told[0], self.geometry, layout, small_numel=small_numel)
         agree(engine_mismatches(self.plan, self.rank, engine), group, device)
+        self.is_direct = engines is not None and group is not None
+        if engines is not None and group is not None:
+            writer = DirectWriter(
+                self.plan, engines, rank=self.rank, group=group, device=device, bucket_bytes=bucket_bytes
+            )
+            self._run = partial(writer.run, self._parameters)
+            return
         dtype = next((tensor.dtype for tensor in engine.values()), None)
-        self._resharder = Resharder(
+        resharder = Resharder(
             self.plan,
             ReshardGroups.of_layout(layout, group),
             rank=self.rank,
@@ -72,13 +84,14 @@ class Transition:
             dtype=dtype if colocated and dtype else _told(dtype, size - 1, group),
             bucket_bytes=bucket_bytes,
         )
+        self._run = partial(resharder.run, self._parameters, engine)
 
     def run(self) -> ReshardReport:
         """Write the newest weights into the engine (collective); FSDP's parameters must be resharded.
 
         An engine over several ranks may generate when all of them have returned.
         """
-        return self._resharder.run(self._parameters, self._engine)
+        return self._run()
 
     def verify(self) -> None:
         """Compare all parameters with `full_tensor()`, bit for bit (collective).

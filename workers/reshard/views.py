@@ -1,4 +1,4 @@
-"""Views of an engine's parameters, made once: a transition then only casts into them and gathers around them.
+"""Views of engines' parameters, made once: a transition then only casts into them and gathers around them.
 
 Making a view costs the host as much as launching a kernel; with some hundred parameters and a few ms of
 transfer, the host would set the pace. For the same reason the first launches are few large parameters.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -40,14 +40,29 @@ class RowLaunch:
     slots: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnCasts:
-    """What stays on this rank and is cast in one launch: shards of `parameters`, or boxes of them, into `targets`."""
+class Cast(NamedTuple):
+    """This rank's shard of a parameter, or a box of it, into a view of an engine's. box: None: the whole shard."""
 
-    parameters: tuple[str, ...]
-    boxes: tuple[Box | None, ...]
-    """None: the whole shard."""
+    parameter: str
+    box: Box | None
+    target: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastLaunch:
+    """Casts of one launch."""
+
+    casts: tuple[Cast, ...]
     targets: tuple[Tensor, ...]
+    """Theirs."""
+
+    @classmethod
+    def of(cls, casts: Sequence[Cast]) -> CastLaunch:
+        return cls(casts=tuple(casts), targets=tuple(cast.target for cast in casts))
+
+    def shards(self, shards: Mapping[str, Tensor]) -> list[Tensor]:
+        """What is cast, of this rank's `shards`."""
+        return [shards[name] if box is None else shards[name][slices(box)] for name, box, _ in self.casts]
 
 
 def row_launches(
@@ -59,16 +74,16 @@ def row_launches(
 
 
 def own_casts(
-    gathers: Sequence[Gather], copies: Sequence[Copy], engine: Mapping[str, Tensor], *, itemsize: int
-) -> tuple[OwnCasts, ...]:
+    gathers: Sequence[Gather], copies: Sequence[Copy], engine: Mapping[str, Tensor]
+) -> tuple[CastLaunch, ...]:
     """Of gathers over a group of one, and of copies from this rank to itself."""
-    whole = [(gather.parameter, None, engine[gather.destination][slices(gather.target)]) for gather in gathers]
-    parts = [(copy.parameter, copy.source, engine[copy.destination][slices(copy.target)]) for copy in copies]
-    casts = []
-    for batch in launches([*whole, *parts], lambda cast: cast[2].numel() * itemsize):
-        parameters, boxes, targets = zip(*batch, strict=True)
-        casts.append(OwnCasts(parameters=parameters, boxes=boxes, targets=targets))
-    return tuple(casts)
+    whole = [Cast(gather.parameter, None, engine[gather.destination][slices(gather.target)]) for gather in gathers]
+    parts = [Cast(copy.parameter, copy.source, engine[copy.destination][slices(copy.target)]) for copy in copies]
+    return cast_launches([*whole, *parts])
+
+
+def cast_launches(casts: Sequence[Cast]) -> tuple[CastLaunch, ...]:
+    return tuple(CastLaunch.of(batch) for batch in launches(casts, lambda cast: cast.target.nbytes))
 
 
 def launches(items: Sequence[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]:

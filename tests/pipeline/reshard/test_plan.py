@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,21 @@ def test_any_shape_fills_every_engine_rank_with_its_slice(
     for rank in range(layout.world_size):
         received = assert_filled(plan, geometry, rank)
         assert plan.received_bytes(rank, itemsize=2) == 2 * received
+
+
+@given(case=colocated())
+@settings(max_examples=40, deadline=None)
+def test_what_all_ranks_write_is_what_every_engine_is_filled_with(
+    case: tuple[ModelGeometry, ReshardLayout, bool, int],
+) -> None:
+    geometry, layout, aligned, small = case
+    sources = model_sources(geometry, layout.world_size, tp_aligned=aligned)
+    plan = make_plan(sources, geometry, layout, small_numel=small)
+    written = [copy for rank in range(layout.world_size) for copy in plan.writes(rank)]
+    assert sorted(written, key=repr) == sorted((c for r in range(layout.world_size) for c in plan.copies(r)), key=repr)
+    for rank in range(layout.world_size):
+        order = [other for other, _ in groupby(copy.destination_rank for copy in plan.writes(rank))]
+        assert order == sorted(set(order), key=lambda other: (other - rank - 1) % layout.world_size)
 
 
 @given(data=st.data())

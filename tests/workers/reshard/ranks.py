@@ -17,6 +17,7 @@ from pipeline.reshard.shapes import parameter_shapes
 from pipeline.reshard.sources import Source
 from tests.models import tiny_config
 from tests.pipeline.reshard.engine_oracle import engine_parameters
+from workers.engines.sglang.handles import Exported, by_ipc, in_memory_file
 from workers.parameters import whole_tensor
 from workers.reshard.placements import shard_placement
 from workers.reshard.verify import same_bits
@@ -58,6 +59,17 @@ def engine_memory(
     sources = [Source(name=name, shape=shape) for name, shape in parameter_shapes(geometry).items()]
     shapes = engine_shapes(sources, geometry, tp_size)
     return {name: torch.full(shape, UNWRITTEN, dtype=dtype, device=device) for name, shape in shapes.items()}
+
+
+def every_engine(engine: dict[str, Tensor], device: torch.device = CPU) -> dict[int, dict[str, Tensor]]:
+    """Memory of all ranks' engines, mapped here (collective); on a CPU they are copies of what is given.
+
+    engine: parameters of this rank's; empty: it has none.
+    """
+    exported = None if not engine else in_memory_file(engine) if device.type == "cpu" else by_ipc(engine)
+    everyone: list[Exported | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, exported)
+    return {rank: other.mapped(device) for rank, other in enumerate(everyone) if other is not None}
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Transitions over NCCL: launches that coalesce, and shards that wait on the host. Skipped without a GPU."""
+"""Transitions over NCCL and into others' memory, also of shards that wait on the host. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "vocab_size": 4096}
 
 
-def _on_gpus(rank: int, world_size: int, tp_size: int, on_host: bool) -> tuple[list[str], int, int, int]:
+def _on_gpus(rank: int, world_size: int, tp_size: int, on_host: bool, direct: bool) -> tuple[list[str], int, int, int]:
     device = torch.device("cuda", torch.cuda.current_device())
     model = ranks.sharded_model("qwen3", world_size, tp_size, device="cuda", **WIDE)
     geometry = ModelGeometry.from_config(hf_config(model))
     engine = ranks.engine_memory(geometry, tp_size, torch.bfloat16, device)
+    engines = ranks.every_engine(engine, device) if direct else None
     whole = ranks.whole_parameters(model)
     if on_host:
         model.to("cpu")
@@ -31,20 +32,23 @@ def _on_gpus(rank: int, world_size: int, tp_size: int, on_host: bool) -> tuple[l
         group=ranks.world(),
         device=device,
         bucket_bytes=MIB,
+        engines=engines,
         small_numel=1024,
     )
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     report = transition.run()
     held = torch.cuda.max_memory_allocated(device) - before
+    transition.verify()
     wrong = ranks.wrong_parameters(whole, geometry, engine, tp_size, rank // (world_size // tp_size))
     return wrong, report.received_bytes, transition.plan.received_bytes(rank), held
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("tp_size", [1, 2])
-def test_gpus_get_every_bit_within_the_bucket(tp_size: int, on_host: bool) -> None:
-    for wrong, received, planned, held in run_ranks(_on_gpus, 2, tp_size, on_host, backend="nccl"):
+def test_gpus_get_every_bit_within_the_bucket(tp_size: int, on_host: bool, direct: bool) -> None:
+    for wrong, received, planned, held in run_ranks(_on_gpus, 2, tp_size, on_host, direct, backend="nccl"):
         assert wrong == []
         assert received == planned
         assert held <= MIB + 4096

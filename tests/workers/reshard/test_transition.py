@@ -26,10 +26,15 @@ SMALL = 200
 """Elements: norms and biases share a gather, weights do not."""
 
 
-def _transition(family: str, world_size: int, tp_size: int, bucket: int, small: int, **sizes: Any) -> tuple[Any, ...]:
+def _transition(
+    family: str, world_size: int, tp_size: int, bucket: int, small: int, *, direct: bool = False, **sizes: Any
+) -> tuple[Any, ...]:
     model = ranks.sharded_model(family, world_size, tp_size, **sizes)
     geometry = ModelGeometry.from_config(hf_config(model))
     engine = ranks.engine_memory(geometry, tp_size, torch.bfloat16)
+    engines = ranks.every_engine(engine) if direct else None
+    if engines is not None:
+        engine = engines[torch.distributed.get_rank()]
     transition = Transition(
         model,
         engine,
@@ -37,31 +42,34 @@ def _transition(family: str, world_size: int, tp_size: int, bucket: int, small: 
         group=ranks.world(),
         device=ranks.CPU,
         bucket_bytes=bucket,
+        engines=engines,
         small_numel=small,
     )
     return model, geometry, engine, transition
 
 
-def _every_case(rank: int, world_size: int) -> list[str]:
+def _every_case(rank: int, world_size: int, direct: bool) -> list[str]:
     failures: list[str] = []
     for tp_size in (n for n in (1, 2, 4) if world_size % n == 0):
         for family in FAMILIES:
             for sizes in SIZES:
-                failures += _case(family, world_size, tp_size, SMALL, BUCKET, rank, sizes)
+                failures += _case(family, world_size, tp_size, SMALL, BUCKET, rank, sizes, direct)
         for small, bucket in ((0, BUCKET), (1 << 16, 1 << 20)):  # no parameter small, and every one
-            failures += _case("qwen2", world_size, tp_size, small, bucket, rank, {})
+            failures += _case("qwen2", world_size, tp_size, small, bucket, rank, {}, direct)
         with pytest.MonkeyPatch.context() as patch:  # many launches, of few parameters or of one
             patch.setattr(views, "FIRST_LAUNCH_BYTES", 512)
             patch.setattr(views, "LAUNCH_BYTES", 8192)
-            failures += _case("qwen2", world_size, tp_size, SMALL, BUCKET, rank, {})
+            failures += _case("qwen2", world_size, tp_size, SMALL, BUCKET, rank, {}, direct)
     return failures
 
 
 def _case(
-    family: str, world_size: int, tp_size: int, small: int, bucket: int, rank: int, sizes: dict[str, Any]
+    family: str, world_size: int, tp_size: int, small: int, bucket: int, rank: int, sizes: dict[str, Any], direct: bool
 ) -> list[str]:
     case = f"{family} tp {tp_size} small {small} {sizes}"
-    model, geometry, engine, transition = _transition(family, world_size, tp_size, bucket, small, **sizes)
+    model, geometry, engine, transition = _transition(
+        family, world_size, tp_size, bucket, small, direct=direct, **sizes
+    )
     before = ranks.addresses(engine)
     report = transition.run()
     wrong = ranks.wrong_parameters(
@@ -78,15 +86,17 @@ def _case(
     return [f"{case}: {problem}" for problem, holds in checks.items() if not holds]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_engine_parameter_is_the_slice_of_the_whole_one(world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "direct"), [(1, False), (2, False), (3, False), (4, False), (2, True), (3, True), (4, True)]
+)
+def test_every_engine_parameter_is_the_slice_of_the_whole_one(world_size: int, direct: bool) -> None:
     """In place, within the bucket, and with the bytes that the plan states: families, tied or not, TP sizes."""
-    for failures in run_ranks(_every_case, world_size):
+    for failures in run_ranks(_every_case, world_size, direct):
         assert failures == []
 
 
-def _follows_updates(rank: int, world_size: int) -> list[bool]:
-    model, geometry, engine, transition = _transition("qwen2", world_size, 2, BUCKET, SMALL)
+def _follows_updates(rank: int, world_size: int, direct: bool) -> list[bool]:
+    model, geometry, engine, transition = _transition("qwen2", world_size, 2, BUCKET, SMALL, direct=direct)
     outcomes = []
     for _ in range(2):
         with torch.no_grad():
@@ -99,8 +109,9 @@ def _follows_updates(rank: int, world_size: int) -> list[bool]:
     return outcomes
 
 
-def test_each_run_brings_the_newest_weights() -> None:
-    assert run_ranks(_follows_updates, 2) == [[True, True], [True, True]]
+@pytest.mark.parametrize("direct", [False, True])
+def test_each_run_brings_the_newest_weights(direct: bool) -> None:
+    assert run_ranks(_follows_updates, 2, direct) == [[True, True], [True, True]]
 
 
 def _one_wrong_bit(rank: int, world_size: int) -> str:
@@ -157,11 +168,14 @@ def test_a_bucket_below_one_row_is_refused_with_the_remedy() -> None:
         assert message.startswith("UserError: rollout.weights_bucket_mib is too small")
 
 
-def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) -> tuple[int, int, int]:
+def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int, direct: bool) -> tuple[int, int, int]:
     """Training on the first ranks, engines on the others; (bytes received, planned, and held by the engine)."""
     model = ranks.sharded_model("qwen3", num_sources, tp_size, **ranks.ODD) if rank < num_sources else None
     geometry = ModelGeometry.from_config(tiny_config("qwen3", **ranks.ODD))
     engine = {} if rank < num_sources else ranks.engine_memory(geometry, tp_size, torch.bfloat16)
+    engines = ranks.every_engine(engine) if direct else None
+    if engines is not None:
+        engine = engines.get(rank, {})
     transition = Transition(
         model,
         engine,
@@ -170,6 +184,7 @@ def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) 
         device=ranks.CPU,
         bucket_bytes=BUCKET,
         num_sources=num_sources,
+        engines=engines,
         small_numel=SMALL,
     )
     report = transition.run()
@@ -178,9 +193,10 @@ def _to_other_ranks(rank: int, world_size: int, num_sources: int, tp_size: int) 
     return report.received_bytes, transition.plan.received_bytes(rank), sum(t.nbytes for t in engine.values())
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize(("num_sources", "tp_size"), [(2, 1), (2, 2), (3, 1)])
-def test_engines_on_other_ranks_receive_their_slice_over_the_wire(num_sources: int, tp_size: int) -> None:
-    results = run_ranks(_to_other_ranks, 4, num_sources, tp_size)
+def test_engines_on_other_ranks_receive_their_slice(num_sources: int, tp_size: int, direct: bool) -> None:
+    results = run_ranks(_to_other_ranks, 4, num_sources, tp_size, direct)
     for rank, (received, planned, held) in enumerate(results):
         assert received == planned
         assert (received > 0) == (rank >= num_sources)

@@ -1,0 +1,66 @@
+"""The memory of a run's SGLang engines as this rank writes into it: that of its own engine, or of all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from configs.errors import UserError
+from workers.engines.sglang.handles import Exported
+from workers.process_group import PoolGroup, gather_to_all
+from workers.reshard.direct import Engines
+
+logger = logging.getLogger(__name__)
+Transport = Literal["auto", "direct", "collectives"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """own: parameters of the engine that spans this rank; empty without one. everyone: None: collectives are needed."""
+
+    own: Mapping[str, Tensor]
+    everyone: Engines | None
+
+
+def mapped_memory(
+    exported: Sequence[Exported | None], transport: Transport, group: PoolGroup, device: torch.device
+) -> EngineMemory:
+    """Map what the transport needs (collective over `group`, of which `exported` has each rank's engine).
+
+    Raises UserError, on all ranks, where `direct` is asked for and some rank cannot write into some engine.
+    """
+    if is_direct(exported, transport, group, device):
+        engines = all_mapped(exported, device)
+        return EngineMemory(own=engines.get(group.rank, {}), everyone=engines)
+    own = exported[group.rank]
+    return EngineMemory(own={} if own is None else own.mapped(), everyone=None)
+
+
+def is_direct(
+    exported: Sequence[Exported | None], transport: Transport, group: PoolGroup, device: torch.device
+) -> bool:
+    """Whether every rank writes into all engines. On GPUs `auto` is not: what it brings was never measured there."""
+    if group.size == 1 or transport == "collectives" or (transport == "auto" and device.type == "cuda"):
+        return False
+    obstacle = direct_obstacle(exported, group, device)
+    if obstacle is not None and transport == "direct":
+        raise UserError(f"rollout.weights_transport=direct: {obstacle}; auto and collectives work there")
+    if obstacle is not None:
+        logger.info("new weights reach the engines by collectives: %s", obstacle)
+    return obstacle is None
+
+
+def direct_obstacle(exported: Sequence[Exported | None], group: PoolGroup, device: torch.device) -> str | None:
+    """Why some rank cannot write into some engine, the same on all; None: all can (collective over `group`)."""
+    here = (engine.unreachable_reason(device) for engine in exported if engine is not None)
+    return next(filter(None, gather_to_all(next(filter(None, here), None), group)), None)
+
+
+def all_mapped(exported: Sequence[Exported | None], device: torch.device) -> Engines:
+    """Every rank's engine, for kernels of `device` to write into."""
+    return {rank: engine.mapped(device) for rank, engine in enumerate(exported) if engine is not None}
