@@ -102,6 +102,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--update", action="store_true", help="times a forward and backward pass too (default: not)")
     add("--no-baselines", action="store_true", help="leaves out the common ways and the bare all-gather (default: not)")
+    add("--no-direct", action="store_true", help="leaves out direct writes into all engines' memory (default: not)")
     add("--output", default="reshard.json", metavar="FILE", help="the numbers as JSON (default: %(default)s)")
     return parser.parse_args(arguments)
 
@@ -150,6 +151,7 @@ def job_of(options: argparse.Namespace, tp_size: int, folder: str) -> dict[str, 
         "memory_fraction": options.memory_fraction,
         "update": options.update,
         "baselines": not options.no_baselines,
+        "direct": not options.no_direct,
         "folder": folder,
     }
 

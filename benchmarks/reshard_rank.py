@@ -66,6 +66,7 @@ class Job:
     memory_fraction: float
     update: bool
     baselines: bool
+    direct: bool
     folder: str
 
 
@@ -187,7 +188,7 @@ def measure_model(
             engines=engines,
         )
 
-    everyone = mapped_everywhere(engine, rank, device)
+    everyone = mapped_everywhere(engine, rank, device) if job.direct else None
     groups = ReshardGroups.of_layout(ReshardLayout.colocated(job.num_ranks, tp_size), dist.group.WORLD)
     bench = Bench(
         job=job,
