@@ -74,7 +74,8 @@ class EngineLink:
                 name=rank,
             )
         self._transition: Transition | None = None
-        self._processes: list[int] = []
+        self._process: int | None = None
+        """Of this rank's engine, whose memory the transition writes into."""
         self._wanted = -1
         self.cache_bytes = 0
         """KV cache of this rank's engine as the last `sleep` freed it; 0: not known."""
@@ -204,10 +205,10 @@ class EngineLink:
         assert engine is None or isinstance(engine, SglangEngine)
         if self._actor is not None:
             self._actor.reshard()
-        if self._transition is None or self._pids(engine) != self._processes:
+        if self._transition is None or self._any(not self._is_written(engine)):
             self._transition = None  # its views would keep the memory of an engine that has ended
             exported = engine.exported() if engine is not None else ()
-            self._processes = self._pids(engine)
+            self._process = None if engine is None else engine.launcher_pid
             memory = mapped_memory(
                 self._of_each_rank(exported), self._config.rollout.weights_transport, self._group, self._device
             )
@@ -233,9 +234,6 @@ class EngineLink:
         slices = [owned[self._first + place % self.num_engines][place // self.num_engines] for place in places]
         return [*[None] * self._first, *slices]
 
-    def _pids(self, engine: SglangEngine | None) -> list[int]:
-        """Of every rank's engine; 0 of those without one, and of one that has ended."""
-        own = torch.tensor([0 if engine is None else engine.launcher_pid or 0])
-        everyone = [torch.empty_like(own) for _ in range(self._group.size)]
-        dist.all_gather(everyone, own, group=self._group.control)
-        return [int(pid) for pid in everyone]
+    def _is_written(self, engine: SglangEngine | None) -> bool:
+        """Whether this rank's engine, if it has one, runs in the process whose memory the transition writes into."""
+        return engine is None or (engine.launcher_pid is not None and engine.launcher_pid == self._process)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.errors import UserError
+from workers.engines.base import EngineError
 from workers.engines.sglang.handles import Exported
 from workers.process_group import PoolGroup, gather_to_all
 from workers.reshard.direct import Engines
@@ -32,12 +33,27 @@ def mapped_memory(
 ) -> EngineMemory:
     """Map what the transport needs (collective over `group`, of which `exported` has each rank's engine).
 
-    Raises UserError, on all ranks, where `direct` is asked for and some rank cannot write into some engine.
+    Raises, on all ranks, UserError where `direct` is asked for and some rank cannot write into some engine, EngineError
+    where an engine has ended since it was started: while others still did.
     """
-    if is_direct(exported, transport, group, device):
-        engines = all_mapped(exported, device)
-        return EngineMemory(own=engines.get(group.rank, {}), everyone=engines)
-    own = exported[group.rank]
+    direct = is_direct(exported, transport, group, device)
+    memory, ended = None, None
+    try:
+        memory = _of_all(exported, group.rank, device) if direct else _of_one(exported[group.rank])
+    except FileNotFoundError as error:
+        ended = str(error)
+    reasons = gather_to_all(ended, group)
+    if memory is None or any(reasons):
+        raise EngineError(f"the engines' memory is gone: {next(filter(None, reasons))}")
+    return memory
+
+
+def _of_all(exported: Sequence[Exported | None], rank: int, device: torch.device) -> EngineMemory:
+    everyone = all_mapped(exported, device)
+    return EngineMemory(own=everyone.get(rank, {}), everyone=everyone)
+
+
+def _of_one(own: Exported | None) -> EngineMemory:
     return EngineMemory(own={} if own is None else own.mapped(), everyone=None)
 
 
