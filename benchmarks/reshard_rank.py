@@ -218,7 +218,10 @@ def mapped_everywhere(engine: BenchedEngine, rank: int, device: torch.device) ->
     obstacle = direct_obstacle(exported, group, device)
     if obstacle is not None and rank == 0:
         print(f"{DIRECT}: not measured, {obstacle}", file=sys.stderr, flush=True)
-    return None if obstacle is not None or group.size == 1 else all_mapped(exported, device)
+    if obstacle is not None or group.size == 1:
+        return None
+    others = [None if other == rank else engine for other, engine in enumerate(exported)]
+    return {**all_mapped(others, device), rank: engine.weights()}  # no process opens CUDA handles of its own
 
 
 def ours(bench: Bench, made: Transition) -> Row:

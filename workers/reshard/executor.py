@@ -29,7 +29,7 @@ class ReshardReport:
     seconds: float
     """Until the engine's memory holds the weights (on a GPU: synchronised)."""
     received_bytes: int
-    """From other ranks, counted at the collectives."""
+    """From other ranks, counted at the collectives; of direct writes, what the other ranks have written."""
     num_collectives: int
     extra_bytes: int
     """Most memory that was held beside the shards and the engine."""

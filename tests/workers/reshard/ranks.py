@@ -62,14 +62,22 @@ def engine_memory(
 
 
 def every_engine(engine: dict[str, Tensor], device: torch.device = CPU) -> dict[int, dict[str, Tensor]]:
-    """Memory of all ranks' engines, mapped here (collective); on a CPU they are copies of what is given.
+    """Memory of all ranks' engines, mapped here (collective); on a CPU of copies of what is given.
 
     engine: parameters of this rank's; empty: it has none.
     """
     exported = None if not engine else in_memory_file(engine) if device.type == "cpu" else by_ipc(engine)
     everyone: list[Exported | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, exported)
-    return {rank: other.mapped(device) for rank, other in enumerate(everyone) if other is not None}
+    own = dist.get_rank()
+    engines = {
+        rank: other.mapped(device)
+        for rank, other in enumerate(everyone)
+        if other is not None and (rank != own or device.type == "cpu")
+    }
+    return (
+        engines if device.type == "cpu" or not engine else {**engines, own: engine}
+    )  # CUDA opens no handle of its own
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
