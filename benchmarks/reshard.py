@@ -4,7 +4,8 @@
     python -m benchmarks.reshard --shape tiny --tp 1,2 --device cpu --engine memory --ranks 2
 
 --engine memory writes into plain tensors of an engine's shapes. Seconds are medians of the slowest rank;
-bytes are counted at the collectives (direct: at the writes), per rank. Weights are random, training shards float32, engines bfloat16.
+bytes are counted at the collectives (direct: at the writes), per rank. Weights are random, training shards float32,
+engines bfloat16.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ class Exported:
 def in_memory_file(parameters: Mapping[str, Tensor]) -> Exported:
     """Copy tensors of a CPU into one memory file of this process.
 
-    It has no name and goes when this process has ended and nobody maps it any more. Raises ValueError for a tensor that is not contiguous.
+    It has no name and goes when this process has ended and nobody maps it any more. Raises ValueError for a tensor that
+    is not contiguous.
     """
     handles, size = _layout(parameters)
     descriptor = os.memfd_create("hybridflow-weights")
