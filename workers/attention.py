@@ -4,7 +4,7 @@ The packing travels as the keyword `packing` through the model's forward. Two ex
 
 - segments: one `scaled_dot_product_attention` per segment, on any device and dtype, and the only
   one that knows soft-capped scores (Gemma 2);
-- varlen: one `varlen_attn` call for all segments, on a GPU in half precision.
+- varlen: one `varlen_attn` call for all segments, on a GPU in half precision. It is part of a compiled layer's graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def register() -> None:
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -53,9 +52,13 @@ def packed_attention(
     bidirectional layers.
     """
     _refuse(module, attention_mask, dropout, kwargs)
-    if softcap is None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if softcap is None and _has_kernel(query):
         return _varlen(query, key, value, packing.segments, scaling, sliding_window), None
     return _segments(query, key, value, packing, scaling, sliding_window, softcap), None
+
+
+def _has_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 
 def _refuse(module: nn.Module, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
@@ -84,8 +87,8 @@ def _varlen(
         v.contiguous(),
         segments.query_offsets,
         segments.key_offsets,
-        max(segments.queries),
-        max(map(sum, zip(segments.queries, segments.prompts, strict=True))),
+        segments.longest_query,
+        segments.longest_key,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
     )
@@ -93,6 +96,7 @@ def _varlen(
     return output[None]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _segments(
     query: Tensor,
     key: Tensor,

@@ -6,7 +6,10 @@ and only on the hidden states that predict something.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,12 @@ from pipeline.log_probs import chunked_log_probs
 from workers.hf import score_head
 from workers.packing import PackedBatch
 from workers.reshard.placements import shard_placement
+
+MAX_GRAPHS = 64
+"""Of one class of layers in a process, where torch stops at 8 and computes the others uncompiled. A role has up to six
+for each kind of layer: with and without shared prompts, times with gradients, recomputed for them, and without."""
+LIMIT_OF_CALLS = "recompile_limit" in inspect.signature(torch.compile).parameters
+"""Later releases of torch take the limit in each call, and have a global one for each thread; 2.11 has only that."""
 
 
 class PackedModel(nn.Module):
@@ -100,18 +109,24 @@ def checkpoint_layers(hf: PreTrainedModel) -> None:
     that dropout, in the modules below, stays off: old and new log-probabilities are of one function.
     """
     hf.gradient_checkpointing_enable({"use_reentrant": False})
+    hf.disable_input_require_grads()  # only reentrant checkpoints need them; they make two kinds of inputs
     for layer in decoder_layers(hf):
         layer.training = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
 
 
-def compile_layers(hf: PreTrainedModel) -> None:
-    """Fuse what each decoder layer does between its matrix products; attention stays as it is.
+def compile_layers(hf: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Make each decoder layer one graph, attention included: what lies between its matrix products is fused.
 
-    The forward method alone is compiled: FSDP's and checkpointing's hooks stay outside.
+    The forward method alone is compiled: FSDP's and checkpointing's hooks stay outside. backend: torch.compile's.
     """
+    options: dict[str, Any] = {"dynamic": True, "backend": backend}
+    if LIMIT_OF_CALLS:
+        options["recompile_limit"] = MAX_GRAPHS
+    else:
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
     for layer in decoder_layers(hf):
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = torch.compile(layer.forward, **options)
 
 
 def shard(

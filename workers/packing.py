@@ -51,7 +51,8 @@ class Segments:
     queries, prompts: tokens of each segment, and of the shared prompt before it (0: none).
     The queries of a segment are the last of its keys.
     key_index: int64 [K], packed token of each key, or None where no prompt is shared.
-    query_offsets, key_offsets: int32 [S + 1], as variable-length kernels want them.
+    query_offsets, key_offsets: int32 [S + 1], as variable-length kernels want them; longest_query, longest_key: tokens
+    of the longest range. A compiled layer reads these, not the tuples: it would be compiled anew for each length.
     """
 
     queries: tuple[int, ...]
@@ -59,6 +60,8 @@ class Segments:
     key_index: Tensor | None
     query_offsets: Tensor
     key_offsets: Tensor
+    longest_query: int
+    longest_key: int
 
     @classmethod
     def of(cls, blocks: tuple[Block, ...], device: torch.device) -> Segments:
@@ -70,6 +73,8 @@ class Segments:
             key_index=_key_index(blocks, queries, prompts, device) if prompts.any() else None,
             query_offsets=_offsets(queries, device),
             key_offsets=_offsets(queries + prompts, device),
+            longest_query=int(queries.max()),
+            longest_key=int((queries + prompts).max()),
         )
 
 
@@ -90,10 +95,7 @@ class PackedBatch:
     target_ids: Tensor
     last: Tensor
     num_tokens: int
-
-    @cached_property
-    def segments(self) -> Segments:
-        return Segments.of(self.blocks, self.token_ids.device)
+    segments: Segments
 
     @cached_property
     def masks(self) -> dict[tuple[int, int, int | None], Tensor]:
@@ -131,6 +133,7 @@ def pack(rollouts: Rollouts, *, share_prompts: bool, device: torch.device | str 
         target_ids=tensor(rollouts["token_ids"][targets]),
         last=tensor(packed_of[rollouts.offsets[1:] - 1]),
         num_tokens=rollouts.num_tokens,
+        segments=Segments.of(blocks, torch.device(device)),
     )
 
 

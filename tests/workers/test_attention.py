@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.workers.reference import grouped_rollouts
+from tests.workers.varlen_on_cpu import varlen_on_cpu
 from workers.attention import packed_attention
 from workers.packing import PackedBatch, pack
 
@@ -49,6 +50,28 @@ def test_segments_equal_one_dense_mask(share: bool, window: int | None, softcap:
     gradients = torch.autograd.grad((output * direction).sum(), (q, k, v))
     for got, want in zip(gradients, torch.autograd.grad((expected * direction).sum(), (q, k, v)), strict=True):
         assert torch.allclose(got, want, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("share", [True, False])
+def test_one_call_of_the_kernel_equals_the_segments(share: bool, window: int | None) -> None:
+    """What it is given: keys, offsets and longest ranges. The GPU's own kernel is tested in test_cuda.py."""
+    packed = pack(grouped_rollouts([4, 1, 6], [[3, 1], [5], [2, 2, 7]]), share_prompts=share)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, len(packed.token_ids), SIZE, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    )
+
+    def attend() -> list[torch.Tensor]:
+        output, _ = packed_attention(nn.Module(), q, k, v, None, packing=packed, sliding_window=window)
+        return [output, *torch.autograd.grad(output.square().sum(), (q, k, v))]
+
+    expected = attend()
+    with varlen_on_cpu():
+        got = attend()
+    for one, other in zip(got, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
 
 
 @pytest.mark.parametrize(

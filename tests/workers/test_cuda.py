@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.schema import RunConfig
 from tests.gloo import run_ranks
 from tests.models import tiny_model_dir
+from tests.workers.graphs import num_breaks
 from tests.workers.reference import (
     PLAIN_GRADIENTS,
     build,
@@ -32,6 +34,12 @@ from workers.update import Updater
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROLLOUTS = grouped_rollouts([40, 17, 64], [[33, 70, 12], [120], [20, 51]])
+BATCHES = [
+    (([40, 17], [[33, 70, 12], [120]]), ([40, 17], [[33], [70]])),
+    (([9, 64, 3], [[5, 8], [20, 51, 2], [7]]), ([30], [[11]])),
+    (([100], [[3, 8, 2, 90]]), ([12, 5, 9], [[7], [4], [44]])),
+]
+"""Prompts and responses, with shared prompts and without."""
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -93,11 +101,35 @@ def test_gradients_in_half_precision_point_the_same_way(tmp_path: Path, checkpoi
         assert torch.cosine_similarity(got[name].cpu().flatten(), gradient.flatten(), dim=0) > 0.99, name
 
 
+def test_a_compiled_layer_is_one_graph_for_batches_of_any_shape(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    folder = tiny_model_dir(tmp_path, initializer_range=0.05, **WIDE)
+    compiled, eager = (on_gpu("actor", config_of(folder, "bfloat16", compile=on)) for on in (True, False))
+    counted = []
+    for seed, (shared, alone) in enumerate(BATCHES):
+        for shape in (shared, alone):
+            rollouts = grouped_rollouts(*shape, seed=seed)
+            difference = (
+                compiled.compute_log_prob(rollouts)["log_probs"] - eager.compute_log_prob(rollouts)["log_probs"]
+            )
+            assert np.abs(difference).mean() < 0.01
+            compiled.model.zero_grad()
+            log_probs, _ = compiled.model(
+                pack(rollouts, share_prompts=True, device="cuda"), temperature=1.0, with_entropy=False
+            )
+            log_probs.sum().backward()
+        counted.append(counters["stats"]["unique_graphs"])
+    assert num_breaks() == 0, counters["graph_break"]
+    assert counted[0] == counted[1] == counted[2] > 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 def test_the_host_waits_for_nothing_while_a_micro_batch_is_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     """What waits leaves the GPU without work until the host has launched again; torch raises for it here."""
-    model = on_gpu("actor", config_of(tiny_model_dir(tmp_path, **WIDE), "bfloat16"))
+    model = on_gpu("actor", config_of(tiny_model_dir(tmp_path, **WIDE), "bfloat16", compile=compiled))
     launch = Updater.accumulate
 
     def strictly(updater: Updater, *arguments: Any) -> None:
