@@ -14,11 +14,14 @@ import multiprocessing
 import os
 import sys
 
-import numcodecs
-from tqdm import tqdm
-
-import workers.rank_context  # noqa: F401
+from workers.importing import without_collection
 from workers.stop_signals import end_for
+
+with without_collection():
+    import numcodecs
+    from tqdm import tqdm
+
+    import workers.rank_context  # noqa: F401
 
 
 def _leave() -> None:

@@ -26,6 +26,7 @@ from tests.workers.reference import (
     run_config,
     world_mesh,
 )
+from workers.optimizer import Progress
 from workers.parameters import whole_tensor
 
 FSDP = {"gradient_checkpointing": True}
@@ -161,13 +162,22 @@ def full_state(rank: int, world_size: int, config: RunConfig, path: str, rollout
     return {**model.full_state(), **moments}, model.optimizer.progress
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_fault_05_a_checkpoint_of_two_ranks_loads_on_any_number(tmp_path: Path, ranks: int) -> None:
-    rollouts = grouped_rollouts([2, 5], [[3, 4], [9]])
+@pytest.fixture(scope="module")
+def saved_by_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, str, State, Progress]:
+    """The configuration, the checkpoint's folder, and the state that two ranks had when they wrote it."""
+    folder = tmp_path_factory.mktemp("saved")
     actor = {"optimizer": {"lr": 1e-2, "warmup_steps": 4}}
-    config = run_config(tiny_model_dir(tmp_path, "qwen2"), kl={"placement": "none"}, actor=actor)
-    path = str(tmp_path / "checkpoint" / "actor")
-    saved, progress = run_ranks(full_state, 2, config, path, rollouts)[0]
+    config = run_config(tiny_model_dir(folder, "qwen2"), kl={"placement": "none"}, actor=actor)
+    path = str(folder / "checkpoint" / "actor")
+    rollouts = grouped_rollouts([2, 5], [[3, 4], [9]])
+    return config, path, *run_ranks(full_state, 2, config, path, rollouts)[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_fault_05_a_checkpoint_of_two_ranks_loads_on_any_number(
+    saved_by_two: tuple[RunConfig, str, State, Progress], ranks: int
+) -> None:
+    config, path, saved, progress = saved_by_two
     assert (progress.version, progress.steps, progress.adam_steps) == (2, 2, 2)
     assert any(name.startswith("exp_avg_sq/") and bool(t.any()) for name, t in saved.items())
     for loaded, counters in run_ranks(full_state, ranks, config, path, None):

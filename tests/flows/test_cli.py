@@ -19,6 +19,7 @@ from configs.reference import json_schema
 from configs.schema import RunConfig
 from flows.cli import app, main
 from flows.commands.tables import counted, number, size
+from flows.prefect_server import HOME
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.configs.trees import write_good
@@ -450,10 +451,11 @@ def test_an_error_that_is_no_users_mistake_keeps_its_traceback_and_gives_a_docum
     assert "Traceback" in done.stderr
 
 
-def test_ui_says_its_url_serves_it_and_ends_with_a_signal(tmp_path: Path) -> None:
+def test_ui_says_its_url_serves_it_and_ends_with_a_signal(prefect_home: Path, tmp_path: Path) -> None:
     import urllib.request
 
     (tmp_path / "runs").mkdir()
+    prefect_home.rename(tmp_path / "runs" / HOME)
     command = [sys.executable, "-P", "-m", "flows.cli", "ui", "--runs", str(tmp_path / "runs")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:

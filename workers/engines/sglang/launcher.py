@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workers.engines.sglang.process import remove_leftovers
 from workers.engines.sglang.spec import HANDLES, EngineSpec
+from workers.importing import without_collection
 from workers.progress import STAGE
 from workers.stop_signals import keep_blocked
 
@@ -97,8 +98,9 @@ class Launcher:
     """Carries out the rank's operations on the engine."""
 
     def __init__(self, spec: EngineSpec, tree: Tree) -> None:
-        from workers.engines.sglang.generation import Generation
-        from workers.engines.sglang.versions import leftovers, start_engine
+        with without_collection():
+            from workers.engines.sglang.generation import Generation
+            from workers.engines.sglang.versions import leftovers, start_engine
 
         self._spec, self._folder = spec, Path(tree.folder)
         self._engine = start_engine(spec)

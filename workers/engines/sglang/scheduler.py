@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.importing import without_collection
+
 
 def run(*arguments: Any, **options: Any) -> Any:
     """SGLang's own entry point, after `plugin.register`.
@@ -11,9 +13,10 @@ def run(*arguments: Any, **options: Any) -> Any:
     The plugin is also an entry point of this distribution (`sglang.srt.plugins`); this makes it work
     where the project is on the path without being installed, or `SGLANG_PLUGINS` leaves it out.
     """
-    from sglang.srt.managers.scheduler import run_scheduler_process
+    with without_collection():
+        from sglang.srt.managers.scheduler import run_scheduler_process
 
-    from workers.engines.sglang import plugin
+        from workers.engines.sglang import plugin
 
     plugin.apply()
     return run_scheduler_process(*arguments, **options)

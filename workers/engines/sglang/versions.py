@@ -20,6 +20,7 @@ import sglang
 import torch
 
 from workers.engines.sglang.spec import EngineSpec
+from workers.importing import without_collection
 from workers.rendezvous import listening_store
 
 LOOPBACK = "127.0.0.1"
@@ -102,9 +103,10 @@ def start_engine(spec: EngineSpec) -> Any:
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     skip_other_models(architecture(spec))
-    from sglang.srt.entrypoints.engine import Engine
+    with without_collection():
+        from sglang.srt.entrypoints.engine import Engine
 
-    from workers.engines.sglang import scheduler
+        from workers.engines.sglang import scheduler
 
     # forked schedulers would inherit process groups, which an engine's launcher has none of
     forks = spec.device == "cpu" and not torch.distributed.is_initialized()
