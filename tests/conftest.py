@@ -18,9 +18,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 LONGEST = (
     "flows/test_quickstart.py", "faults/test_faults.py", "flows/test_deployments.py", "workers/test_engine_link.py",
-    "workers/engines/test_sglang_faults.py", "flows/test_resume.py", "flows/test_prefect_server.py",
-    "workers/engines/test_sglang_engine.py", "benchmarks/test_bandit.py", "flows/test_run.py",
-    "workers/reshard/test_transition.py", "cases/test_ranks.py", "flows/test_hosts.py",
+    "workers/test_engine_restarts.py", "workers/engines/test_sglang_faults.py", "flows/test_resume.py",
+    "flows/test_prefect_server.py", "workers/engines/test_sglang_engine.py", "benchmarks/test_bandit.py",
+    "benchmarks/test_reshard.py", "flows/test_run.py", "workers/reshard/test_transition.py",
+    "workers/test_compiled_layers.py", "cases/test_ranks.py", "flows/test_hosts.py",
     "workers/engines/test_exported_checkpoint.py", "flows/test_examples.py", "flows/test_cli.py",
     "flows/test_cli_damage.py", "flows/test_cli_run.py", "flows/test_algorithms.py", "flows/test_object_store.py",
     "flows/test_replay.py", "storage/test_rollout_damage.py", "storage/test_object_store.py",
