@@ -34,15 +34,15 @@ def mapped_memory(
     """Map what the transport needs (collective over `group`, of which `exported` has each rank's engine).
 
     Raises, on all ranks, UserError where `direct` is asked for and some rank cannot write into some engine, EngineError
-    where an engine has ended since it was started: while others still did.
+    where some rank cannot map an engine's memory, as when its process has ended meanwhile.
     """
     direct = is_direct(exported, transport, group, device)
-    memory, ended = None, None
+    memory, failure = None, None
     try:
         memory = _of_all(exported, group.rank, device) if direct else _of_one(exported[group.rank])
-    except FileNotFoundError as error:
-        ended = str(error)
-    reasons = gather_to_all(ended, group)
+    except (FileNotFoundError, RuntimeError) as error:  # of a file; of CUDA, which says no more
+        failure = str(error).splitlines()[0]
+    reasons = gather_to_all(failure, group)
     if memory is None or any(reasons):
         raise EngineError(f"the engines' memory is gone: {next(filter(None, reasons))}")
     return memory

@@ -9,21 +9,28 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import reductions
 
 from configs.errors import UserError
 from tests.gloo import run_ranks
 from workers.engine_memory import Transport, mapped_memory
-from workers.engines.sglang.handles import in_memory_file
+from workers.engines.base import EngineError
+from workers.engines.sglang import handles
+from workers.engines.sglang.handles import DeviceHandle, Exported, in_memory_file
 from workers.process_group import PoolGroup
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def _group(rank: int, world_size: int) -> PoolGroup:
+    control = dist.new_group(backend="gloo")
+    assert isinstance(control, dist.ProcessGroup)
+    return PoolGroup(rank=rank, size=world_size, control=control, writers=control)
 
 
 def _reach(rank: int, world_size: int, transport: Transport, elsewhere: bool, log: bool) -> Any:
     """The second rank's engine has two numbers; what the first rank reads of it after the second rank wrote."""
-    control = dist.new_group(backend="gloo")
-    assert isinstance(control, dist.ProcessGroup)
-    group = PoolGroup(rank=rank, size=world_size, control=control, writers=control)
+    group = _group(rank, world_size)
     engine = in_memory_file({"w": torch.zeros(2)})
     exported: list[Any] = [None] * world_size
     dist.all_gather_object(exported, replace(engine, host="elsewhere 1") if elsewhere and rank else engine)
@@ -62,3 +69,44 @@ def test_direct_is_refused_on_all_ranks_when_one_cannot() -> None:
     for said in run_ranks(_reach, 2, "direct", True, False):
         assert said.startswith("rollout.weights_transport=direct: the engine is on another host (elsewhere)")
         assert "auto and collectives" in said
+
+
+def _on_gpus(rank: int, world_size: int, transport: Transport, index: int, reachable: bool) -> tuple[str, list[int]]:
+    """The second rank's engine is on GPU `index`, behind a handle that no driver gave; what is said, and mapped for."""
+    group, opened, rebuild = _group(rank, world_size), [], reductions.rebuild_cuda_tensor
+
+    def opens(*arguments: Any) -> Any:
+        opened.append(arguments[handles.DEVICE_ARGUMENT])
+        return rebuild(*arguments)
+
+    made_up = (torch.Tensor, (2,), (1,), 0, torch.UntypedStorage, torch.float32, 9, bytes(64), 8, 0, False)
+    handle = DeviceHandle(device="GPU-1", arguments=(*made_up, bytes(64), 0, bytes(64), False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handles, "_device_index", lambda _: index)
+        # CUDA says no of a GPU and itself
+        patch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: reachable)
+        patch.setattr(reductions, "rebuild_cuda_tensor", opens)
+        try:
+            mapped_memory([None, Exported(parameters={"w": handle})], transport, group, GPU)
+        except (EngineError, UserError) as error:
+            return str(error), opened
+    return "nothing", opened
+
+
+@pytest.mark.parametrize(
+    ("transport", "opened"), [("direct", [[0], [0]]), ("auto", [[], [1]]), ("collectives", [[], [1]])]
+)
+def test_memory_of_a_gpu_that_cannot_be_mapped_is_noticed_on_all_ranks(
+    transport: Transport, opened: list[list[int]]
+) -> None:
+    """`auto` has each rank map its own engine alone; a direct writer maps on its own GPU what is on another."""
+    found = run_ranks(_on_gpus, 2, transport, 1, True)
+    assert [where for _, where in found] == opened
+    assert all(said.startswith("the engines' memory is gone: ") and "\n" not in said for said, _ in found)
+
+
+def test_a_gpu_that_reaches_no_other_is_refused_on_all_ranks() -> None:
+    for said, opened in run_ranks(_on_gpus, 2, "direct", 1, False):
+        assert "GPU 0 has no access to the memory of GPU 1" in said and opened == []
+    for said, opened in run_ranks(_on_gpus, 2, "direct", 0, False):
+        assert "memory is gone" in said and opened == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.gloo import run_ranks
 from tests.models import tiny_config
 from tests.workers.reshard import ranks
 from workers.reshard import views
+from workers.reshard.direct import DirectWriter
 from workers.reshard.model import hf_config
 from workers.reshard.transition import Transition
 
@@ -112,6 +114,28 @@ def _follows_updates(rank: int, world_size: int, direct: bool) -> list[bool]:
 @pytest.mark.parametrize("direct", [False, True])
 def test_each_run_brings_the_newest_weights(direct: bool) -> None:
     assert run_ranks(_follows_updates, 2, direct) == [[True, True], [True, True]]
+
+
+def _one_rank_is_late(rank: int, world_size: int) -> tuple[list[str], list[str]]:
+    """Parameters of the own engine written before this rank's run, and not written after it; rank 0 never waits."""
+    model, geometry, engine, transition = _transition("qwen2", world_size, 1, BUCKET, SMALL, direct=True)
+    whole, write = ranks.whole_parameters(model), DirectWriter._write
+
+    def late(self: DirectWriter, shards: Any) -> None:
+        time.sleep(0.5 * rank)
+        write(self, shards)
+
+    torch.distributed.barrier()
+    time.sleep(0.5 * rank)
+    early = [name for name, held in engine.items() if not (held == ranks.UNWRITTEN).all()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectWriter, "_write", late)
+        transition.run()
+    return early, ranks.wrong_parameters(whole, geometry, engine, 1, 0)
+
+
+def test_direct_writes_begin_when_all_engines_are_idle_and_end_when_all_are_written() -> None:
+    assert run_ranks(_one_rank_is_late, 2) == [([], []), ([], [])]
 
 
 def _one_wrong_bit(rank: int, world_size: int) -> str:

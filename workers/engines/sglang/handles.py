@@ -71,7 +71,8 @@ class Exported:
         device: the GPU whose kernels write, if that is not the engine's: its tensors then lie on another GPU than they
         say, and are reached over NVLink or PCIe. None: the engine's.
         Valid while the engine's process lives (on a CPU the mapping outlives it, without effect).
-        Raises FileNotFoundError when that process has ended, UserError when this process cannot open handles.
+        Raises FileNotFoundError (on a GPU torch's RuntimeError) when that process has ended, UserError when this
+        process cannot open handles.
         """
         if self.file is None:
             refuse_expandable_segments()
