@@ -203,8 +203,8 @@ class RunExecution:
                 max_staleness=self.config.training.max_staleness,
             )
         except StopRequested as stopped:
-            self.view.note(f"{stopped}; everything computed is committed")
             await self._settle(controller)
+            self.view.note(f"{stopped}; everything computed is committed")
             return "stopped"
         await self._settle(controller)
         self.recoveries.over()
