@@ -1,4 +1,4 @@
-"""Whether this machine has what a local cluster is asked for: GPUs, cores, memory. Imports no torch.
+"""Whether this machine has what a local cluster is asked for: GPUs, cores, memory, short paths. Imports no torch.
 
 A rank is a process. On GPUs each needs one of its own, since NCCL refuses two on one. On a CPU ranks may
 share cores, which is slow but right, so that is only said; what the memory cannot hold is refused.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from configs.schema import RunConfig
 
 DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu", "nvmap")
 """Of NVIDIA's driver, of WSL, of ROCm, of Jetson: without any of them torch sees no GPU."""
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, by the kernel."""
+NAMES_IN_TMPDIR = {
+    "torch": len("/pymp-12345678/listener-12345678"),
+    "sglang": len("/hybridflow-engine-12345678/tmp12345678"),
+}
+"""Bytes of the longest path of a socket below the folder for temporary files, by engine."""
 RANK_GIB = 0.3
 """Memory of a rank before it holds any weights, at least: 0.8 resident, much of it shared libraries."""
 
@@ -24,6 +32,10 @@ def machine_problems(config: RunConfig) -> Iterator[str]:
     """Devices that are not here, and more ranks than the machine can hold."""
     if config.cluster.scheduler is not None:
         return  # the workers are elsewhere
+    temporary = tempfile.gettempdir()
+    longest = LONGEST_SOCKET - NAMES_IN_TMPDIR[config.rollout.engine]
+    if (size := len(os.fsencode(temporary))) > longest:
+        yield f"TMPDIR: {temporary} has {size} bytes, and sockets below it need one of at most {longest}; set another"
     ranks, device = config.resources.num_ranks, config.resources.device
     gpus = num_gpus()
     if device == "cuda" and (reason := no_gpu_reason(gpus)):

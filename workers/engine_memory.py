@@ -33,18 +33,21 @@ def mapped_memory(
 ) -> EngineMemory:
     """Map what the transport needs (collective over `group`, of which `exported` has each rank's engine).
 
-    Raises, on all ranks, UserError where `direct` is asked for and some rank cannot write into some engine, EngineError
-    where some rank cannot map an engine's memory, as when its process has ended meanwhile.
+    Raises, on all ranks, UserError where `direct` is asked for and some rank cannot write into some engine or some rank
+    may not map its own one's memory, EngineError where that is gone, as when its process has ended meanwhile.
     """
     direct = is_direct(exported, transport, group, device)
-    memory, failure = None, None
+    memory: EngineMemory | None = None
+    failure: UserError | EngineError | None = None
     try:
         memory = _of_all(exported, group.rank, device) if direct else _of_one(exported[group.rank])
+    except UserError as error:
+        failure = error
     except (FileNotFoundError, RuntimeError) as error:  # of a file; of CUDA, which says no more
-        failure = str(error).splitlines()[0]
-    reasons = gather_to_all(failure, group)
-    if memory is None or any(reasons):
-        raise EngineError(f"the engines' memory is gone: {next(filter(None, reasons))}")
+        failure = EngineError(f"the engines' memory is gone: {str(error).splitlines()[0]}")
+    failures = [failure for failure in gather_to_all(failure, group) if failure is not None]
+    if memory is None or failures:
+        raise next((failure for failure in failures if isinstance(failure, UserError)), failures[0])
     return memory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ from workers.stop_signals import started_within
 
 CLOSE_S = 20.0
 """For a cluster to end by itself."""
+EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""What is not about an address."""
 MARGIN_S = 3.0
 """For Dask to close a cluster whose nannies have given up."""
 
@@ -46,7 +49,7 @@ async def local_cluster(num_workers: int, *, timeout_s: float, **options: Any) -
         await _closed(cluster, MARGIN_S)
         if refused := _system_error(error):
             place = f"cluster.host={options.get('host')}, cluster.port={options.get('scheduler_port', 0)}"
-            raise UserError(f"{place}: Dask's scheduler does not start there: {refused}; choose another") from error
+            raise refusal(refused, place) from error
         if time.monotonic() < deadline:
             raise
         why = f"process {stopped} was stopped by a signal" if stopped else "raise it where the machine is slow"
@@ -59,6 +62,13 @@ async def local_cluster(num_workers: int, *, timeout_s: float, **options: Any) -
         if left := [process for process in made_since(before) if not is_idle_server(process)]:
             logger.warning("processes of the cluster did not end and were killed: %s", [p.pid for p in left])
             kill(left)
+
+
+def refusal(error: OSError, place: str) -> UserError:
+    """Of a scheduler's start at `place`, the settings of its address, which are named where they are the reason."""
+    if error.errno in EXHAUSTED:
+        return UserError(f"Dask's scheduler does not start, as this machine has no more to give: {error}")
+    return UserError(f"{place}: Dask's scheduler does not start there: {error}; choose another")
 
 
 def _system_error(error: BaseException) -> OSError | None:

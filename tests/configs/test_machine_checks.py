@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs import machine_checks
-from configs.machine_checks import machine_problems, machine_warnings, num_cores, num_gpus
+from configs.machine_checks import LONGEST_SOCKET, machine_problems, machine_warnings, num_cores, num_gpus
 from configs.schema import RunConfig
 
 
@@ -76,3 +78,26 @@ def test_another_clusters_machines_are_not_judged_by_this_one() -> None:
     tree = {"resources": {"num_ranks": 10**6, "device": "cuda"}, "cluster": {"scheduler": "tcp://10.0.0.1:8786"}}
     elsewhere = RunConfig.model_validate(tree)
     assert not [*machine_problems(elsewhere), *machine_warnings(elsewhere)]
+
+
+@pytest.mark.parametrize(("engine", "longest"), [("torch", 75), ("sglang", 68)])
+def test_a_folder_for_temporary_files_in_which_no_socket_has_room_is_refused(
+    engine: str, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes count, of which `é` has two."""
+    made = RunConfig.model_validate({"rollout": {"engine": engine}})
+    monkeypatch.setattr(tempfile, "tempdir", f"/é{'a' * (longest - 3)}")
+    assert not list(machine_problems(made))
+    monkeypatch.setattr(tempfile, "tempdir", f"/é{'a' * (longest - 2)}")
+    (line,) = machine_problems(made)
+    assert line.startswith("TMPDIR: /éa") and f"has {longest + 1} bytes" in line and f"at most {longest}" in line
+
+
+def test_the_longest_socket_is_one_that_the_kernel_binds(tmp_path: Path) -> None:
+    """Of 107 bytes, and no longer."""
+    folder = f"{tmp_path}/"
+    with socket.socket(socket.AF_UNIX) as short, socket.socket(socket.AF_UNIX) as long:
+        name = "s" * (LONGEST_SOCKET - len(folder))
+        short.bind(folder + name)
+        with pytest.raises(OSError, match="too long"):
+            long.bind(folder + name + "s")

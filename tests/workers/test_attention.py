@@ -52,10 +52,13 @@ def test_segments_equal_one_dense_mask(share: bool, window: int | None, softcap:
         assert torch.allclose(got, want, atol=tolerance)
 
 
+@pytest.mark.parametrize(("scaling", "softcap"), [(None, None), (0.3, None), (0.3, 2.0)])
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize("share", [True, False])
-def test_one_call_of_the_kernel_equals_the_segments(share: bool, window: int | None) -> None:
-    """What it is given: keys, offsets and longest ranges. The GPU's own kernel is tested in test_cuda.py."""
+def test_one_call_of_the_kernel_equals_the_segments(
+    share: bool, window: int | None, scaling: float | None, softcap: float | None
+) -> None:
+    """What it is given: keys, offsets, longest ranges and scale. The GPU's own kernel is tested in test_cuda.py."""
     packed = pack(grouped_rollouts([4, 1, 6], [[3, 1], [5], [2, 2, 7]]), share_prompts=share)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -64,7 +67,9 @@ def test_one_call_of_the_kernel_equals_the_segments(share: bool, window: int | N
     )
 
     def attend() -> list[torch.Tensor]:
-        output, _ = packed_attention(nn.Module(), q, k, v, None, packing=packed, sliding_window=window)
+        output, _ = packed_attention(
+            nn.Module(), q, k, v, None, packing=packed, scaling=scaling, sliding_window=window, softcap=softcap
+        )
         return [output, *torch.autograd.grad(output.square().sum(), (q, k, v))]
 
     expected = attend()

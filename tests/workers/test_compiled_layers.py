@@ -15,7 +15,7 @@ from tests.models import tiny_model_dir
 from tests.workers.graphs import num_breaks, num_graphs
 from tests.workers.reference import build, grouped_rollouts, max_difference, run_config
 from tests.workers.varlen_on_cpu import varlen_on_cpu
-from workers import packed_model
+from workers import attention, packed_model
 from workers.packing import pack
 from workers.role_model import RoleModel
 from workers.update import empty_like
@@ -74,6 +74,21 @@ def test_layers_of_two_kinds_have_a_graph_each(tmp_path: Path) -> None:
         rollouts = grouped_rollouts(*shape, seed=seed)
         assert max_difference(outputs(compiled, rollouts), outputs(eager, rollouts)) < 1e-4
         assert (num_graphs(compiled.model.hf), num_breaks()) == (2, 0)
+
+
+def test_layers_that_attend_segment_by_segment_have_graphs_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many for batches of any shape: those without the kernel, in float32 or with soft-capped scores."""
+    monkeypatch.setattr(attention, "_has_kernel", lambda query: False)
+    eager, compiled = pair(tiny_model_dir(tmp_path, "qwen2"))
+    found = []
+    for seed, shapes in enumerate(zip(SHARED, ALONE, strict=True)):
+        for shape in shapes:
+            rollouts = grouped_rollouts(*shape, seed=seed)
+            assert max_difference(outputs(compiled, rollouts), outputs(eager, rollouts)) < 1e-4
+        found.append(counters["stats"]["unique_graphs"])
+    assert found == found[:1] * len(SHARED)
 
 
 def test_roles_of_one_architecture_are_all_compiled(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +29,17 @@ def _group(rank: int, world_size: int) -> PoolGroup:
     return PoolGroup(rank=rank, size=world_size, control=control, writers=control)
 
 
-def _reach(rank: int, world_size: int, transport: Transport, elsewhere: bool, log: bool) -> Any:
-    """The second rank's engine has two numbers; what the first rank reads of it after the second rank wrote."""
+def _reach(rank: int, world_size: int, transport: Transport, elsewhere: tuple[int, ...], log: bool) -> Any:
+    """The second rank's engine has two numbers; what the first rank reads of it after the second rank wrote.
+
+    elsewhere: ranks to which it seems to be on another host.
+    """
     group = _group(rank, world_size)
     engine = in_memory_file({"w": torch.zeros(2)})
     exported: list[Any] = [None] * world_size
-    dist.all_gather_object(exported, replace(engine, host="elsewhere 1") if elsewhere and rank else engine)
+    dist.all_gather_object(exported, engine)
+    if rank in elsewhere:
+        exported[1] = replace(exported[1], host="elsewhere 1")
     records: list[str] = []
     logger, handler = logging.getLogger("workers.engine_memory"), logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -53,20 +59,22 @@ def _reach(rank: int, world_size: int, transport: Transport, elsewhere: bool, lo
 
 @pytest.mark.parametrize("transport", ["auto", "direct"])
 def test_on_one_host_every_rank_maps_all_engines(transport: Transport) -> None:
-    assert run_ranks(_reach, 2, transport, False, False) == [{1: [3.0, 3.0]}] * 2
+    assert run_ranks(_reach, 2, transport, (), False) == [{1: [3.0, 3.0]}] * 2
 
 
 def test_collectives_map_the_own_engine_alone() -> None:
-    assert run_ranks(_reach, 2, "collectives", False, False) == [None, None]
+    assert run_ranks(_reach, 2, "collectives", (), False) == [None, None]
 
 
-def test_an_engine_of_another_host_is_reached_by_collectives_and_all_ranks_say_why() -> None:
-    for said in run_ranks(_reach, 2, "auto", True, True):
+@pytest.mark.parametrize("elsewhere", [(0,), (0, 1)])
+def test_an_engine_of_another_host_is_reached_by_collectives_and_all_ranks_say_why(elsewhere: tuple[int, ...]) -> None:
+    for said in run_ranks(_reach, 2, "auto", elsewhere, True):
         assert len(said) == 1 and "the engine is on another host (elsewhere)" in said[0]
 
 
-def test_direct_is_refused_on_all_ranks_when_one_cannot() -> None:
-    for said in run_ranks(_reach, 2, "direct", True, False):
+@pytest.mark.parametrize("elsewhere", [(0,), (1,), (0, 1)])
+def test_direct_is_refused_on_all_ranks_when_one_cannot(elsewhere: tuple[int, ...]) -> None:
+    for said in run_ranks(_reach, 2, "direct", elsewhere, False):
         assert said.startswith("rollout.weights_transport=direct: the engine is on another host (elsewhere)")
         assert "auto and collectives" in said
 
@@ -110,3 +118,43 @@ def test_a_gpu_that_reaches_no_other_is_refused_on_all_ranks() -> None:
         assert "GPU 0 has no access to the memory of GPU 1" in said and opened == []
     for said, opened in run_ranks(_on_gpus, 2, "direct", 0, False):
         assert "memory is gone" in said and opened == [0]
+
+
+def _of_two_users(rank: int, world_size: int, transport: Transport) -> str:
+    """The second rank's engine belongs to a process of another user than the first rank's."""
+    group = _group(rank, world_size)
+    if rank == 0:
+        os.setresuid(65534, 65534, 65534)
+    exported: list[Any] = [None] * world_size
+    dist.all_gather_object(exported, in_memory_file({"w": torch.zeros(2)}))
+    try:
+        memory = mapped_memory([None, exported[1]], transport, group, CPU)
+    except UserError as error:
+        return str(error)
+    return "direct" if memory.everyone is not None else f"collectives, {len(memory.own)}"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become two users")
+def test_memory_of_another_user_is_reached_by_collectives() -> None:
+    assert run_ranks(_of_two_users, 2, "auto") == ["collectives, 0", "collectives, 1"]
+    for said in run_ranks(_of_two_users, 2, "direct"):
+        assert said.startswith("rollout.weights_transport=direct: process ")
+        assert "may not open /proc/" in said and "(Permission denied)" in said
+
+
+def _one_may_not_map(rank: int, world_size: int) -> str:
+    """The second rank alone has an allocator that shares nothing."""
+    group = _group(rank, world_size)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        try:
+            mapped_memory([None, Exported(parameters={})], "collectives", group, GPU)
+        except UserError as error:
+            return str(error)
+    return "nothing"
+
+
+def test_what_one_rank_may_not_map_is_told_by_all() -> None:
+    for said in run_ranks(_one_may_not_map, 2):
+        assert said.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True: ")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from workers.local_cluster import refusal
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -60,3 +65,9 @@ def test_a_start_that_hangs_ends_at_its_deadline_and_leaves_nothing_behind() -> 
     assert seconds >= 1.5 and found["left"] == []
     assert "cluster.port=" in found["port"][0] and "Address already in use" in found["port"][0]
     assert "Traceback" not in done.stderr and "stray" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM])
+def test_a_machine_that_is_full_is_not_blamed_on_the_address(number: int) -> None:
+    said = str(refusal(OSError(number, os.strerror(number)), "cluster.host=127.0.0.1"))
+    assert os.strerror(number) in said and "cluster.host" not in said and "choose another" not in said

@@ -72,12 +72,14 @@ class Exported:
         say, and are reached over NVLink or PCIe. None: the engine's.
         Valid while the engine's process lives (on a CPU the mapping outlives it, without effect).
         Raises FileNotFoundError (on a GPU torch's RuntimeError) when that process has ended, UserError when this
-        process cannot open handles.
+        process may not open its memory.
         """
         if self.file is None:
             refuse_expandable_segments()
             handles = {name: h for name, h in self.parameters.items() if isinstance(h, DeviceHandle)}
             return {name: _open(handle, device) for name, handle in handles.items()}
+        if refusal := _refusal(self.file):
+            raise UserError(refusal)
         if not os.path.exists(self.file):
             raise FileNotFoundError(f"{self.file}: the engine's process has ended")
         memory = torch.from_file(self.file, shared=True, size=max(self.size, 1), dtype=torch.uint8)
@@ -89,6 +91,8 @@ class Exported:
         """Why a process that computes on `device` cannot write into this memory; None: it can. A GPU has its index."""
         if self.host != this_host():
             return f"the engine is on another host ({self.host.split()[0]}) than {socket.gethostname()}"
+        if self.file is not None and (refusal := _refusal(self.file)):
+            return refusal
         for uuid in sorted({handle.device for handle in self.parameters.values() if isinstance(handle, DeviceHandle)}):
             try:
                 index = _device_index(uuid)
@@ -97,6 +101,17 @@ class Exported:
             if index != device.index and not torch.cuda.can_device_access_peer(device.index, index):
                 return f"GPU {device.index} has no access to the memory of GPU {index}"
         return None
+
+
+def _refusal(file: str) -> str | None:
+    """Why this process may not write into another's memory file; None: it may, or that process has ended."""
+    try:
+        os.close(os.open(file, os.O_RDWR))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        return f"process {os.getpid()} may not open {file} ({error.strerror}): let all workers of a host be one user's"
+    return None
 
 
 def in_memory_file(parameters: Mapping[str, Tensor]) -> Exported:
