@@ -29,6 +29,7 @@ from workers.engines.base import EngineError
 from workers.engines.sglang import process
 from workers.engines.sglang.engine import SglangEngine
 from workers.process_group import PoolGroup
+from workers.reshard.transition import Transition
 from workers.role_model import RoleModel
 
 LAUNCHER = """
@@ -89,26 +90,37 @@ def end(engine: SglangEngine) -> None:
         time.sleep(0.001)
 
 
+def model_and_memory(folder: Path) -> Path:
+    """A model, and beside it the memory of its engines as `launched` makes it."""
+    memory = ranks.engine_memory(ModelGeometry.from_config(tiny_config("qwen2")), 1, torch.float32)
+    torch.save(memory, folder / "memory")
+    return tiny_model_dir(folder, "qwen2", seed=3)
+
+
 def mapped_files() -> int:
     """Engines whose memory this process can write."""
     return len(set(re.findall(r"(\d+) +/memfd:hybridflow-weights", Path("/proc/self/maps").read_text())))
 
 
-def restart(rank: int, world_size: int, model: str, folder: str, kind: str, transport: str) -> dict[str, Any]:
-    """The second rank's engine ends in turn before, in and after a transition; by when: what was said and is held."""
+def linked(
+    rank: int, world_size: int, model: str, folder: str, kind: str, **rollout: Any
+) -> tuple[RoleModel, EngineLink]:
+    """An actor over all ranks, and engines as `launched` starts them, one for each rank."""
     process.launch = launched(Path(folder) / "memory", kind)  # type: ignore[assignment]
     config = run_config(
-        Path(model),
-        rollout={"engine": "sglang", "weights_transport": transport},
-        algorithm="grpo",
-        kl={"placement": "none"},
+        Path(model), rollout={"engine": "sglang", **rollout}, algorithm="grpo", kl={"placement": "none"}
     )
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, ranks.CPU)
     control = dist.new_group(backend="gloo")
     assert isinstance(control, dist.ProcessGroup)
     group = PoolGroup(rank=rank, size=world_size, control=control, writers=control)
-    link = EngineLink(config, actor, group=group, device=ranks.CPU, run_dir=Path(folder), rank=rank)
+    return actor, EngineLink(config, actor, group=group, device=ranks.CPU, run_dir=Path(folder), rank=rank)
+
+
+def restart(rank: int, world_size: int, model: str, folder: str, kind: str, transport: str) -> dict[str, Any]:
+    """The second rank's engine ends in turn before, in and after a transition; by when: what was said and is held."""
+    actor, link = linked(rank, world_size, model, folder, kind, weights_transport=transport)
     engine, geometry = link.engine, ModelGeometry.from_config(tiny_config("qwen2"))
     assert isinstance(engine, SglangEngine)
 
@@ -147,14 +159,43 @@ def restart(rank: int, world_size: int, model: str, folder: str, kind: str, tran
         link.close()
 
 
+def one_wrong_bit(rank: int, world_size: int, model: str, folder: str, verify: bool) -> str:
+    """What a transition says after which the second rank's engine holds another bit than the weights'."""
+    _, link = linked(rank, world_size, model, folder, "alone", verify_weights=verify)
+    run = Transition.run
+
+    def spoilt(self: Transition) -> Any:
+        report = run(self)
+        if rank == 1:
+            link.engine.weights()["model.norm.weight"].view(torch.int32)[0] ^= 1  # type: ignore[union-attr]
+        return report
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transition, "run", spoilt)
+            link.sync()
+    except ValueError as error:
+        return str(error)
+    finally:
+        link.close()
+    return "written"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_one_wrong_bit_is_noticed_on_all_ranks_where_weights_are_verified(verify: bool, tmp_path: Path) -> None:
+    said = run_ranks(one_wrong_bit, 2, str(model_and_memory(tmp_path)), str(tmp_path), verify)
+    if verify:
+        assert "another rank" in said[0] and "(model.norm.weight) of rank 1 has other bits" in said[1]
+    else:
+        assert said == ["written", "written"]
+
+
 @pytest.mark.parametrize("transport", ["direct", "collectives"])
 @pytest.mark.parametrize("kind", ["alone", "outlived"])
 def test_whenever_an_engine_ends_all_have_the_weights_after_the_next_transition(
     kind: str, transport: str, tmp_path: Path
 ) -> None:
-    model = tiny_model_dir(tmp_path, "qwen2", seed=3)
-    memory = ranks.engine_memory(ModelGeometry.from_config(tiny_config("qwen2")), 1, torch.float32)
-    torch.save(memory, tmp_path / "memory")
+    model = model_and_memory(tmp_path)
     num_files = 2 if transport == "direct" else 1
     for found in run_ranks(restart, 2, str(model), str(tmp_path), kind, transport):
         said = {when: texts for when, (texts, *_) in found.items()}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -270,6 +271,20 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(
             EngineCannotStart, match=r"start failed: FileNotFoundError: .*config.json.*log: .*engine.log"
         ):
+            engine.weights()
+
+
+def test_a_folder_for_temporary_files_without_room_for_sockets_is_no_matter_of_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    model_dir = write_model_dir(compliance.reference("llama").config, tmp_path / "model")
+    spec = EngineSpec(model_dir=model_dir, device="cpu", dtype="float32", max_positions=512, vocabulary=128)
+    with sglang_models.usable_sglang():
+        engine = SglangEngine(spec, log=tmp_path / "engine.log", start_timeout_s=60, request_timeout_s=1)
+        with pytest.raises(EngineCannotStart, match="ZMQError: .* is longer than 107 characters"):
             engine.weights()
 
 
