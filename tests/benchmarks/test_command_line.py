@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import iteration, learning, reshard, update
+from benchmarks import iteration, learning, reshard, rollout_store, update
 from benchmarks.child_runs import ChildRuns, signals_afterwards
 from benchmarks.iteration_options import parse
 from configs import machine_checks
 
 ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.main, update.main
+STORE = rollout_store.main
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,8 @@ ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.ma
         (UPDATE, "--output nowhere/update.json", "there is no folder nowhere"),
         (LEARNING, "smollm2_grpo --gpus 3", "--gpus 3: this machine has no GPU"),
         (LEARNING, "smollm2_grpo --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
+        (STORE, "--rounds 0", "--rounds: '0' is not a whole number from 1 on"),
+        (STORE, "--folder nowhere", "--folder nowhere: there is no such folder; make it, or name another"),
         (ITERATION, "--output .", "--output .: cannot be written"),
     ],
 )
@@ -78,7 +81,7 @@ def test_more_gpus_than_there_are_is_said_with_their_number(
     assert "--ranks 4: 4 GPUs are wanted and this machine has 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("main", "number"), [(ITERATION, 18), (RESHARD, 12), (UPDATE, 12)])
+@pytest.mark.parametrize(("main", "number"), [(ITERATION, 18), (RESHARD, 12), (UPDATE, 12), (STORE, 5)])
 def test_every_option_has_a_meaning_and_a_default(
     main: Callable[[list[str]], None], number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
