@@ -46,6 +46,20 @@ def tensor_parallel_problems(config: RunConfig) -> Iterator[str]:
         yield f"rollout.tensor_parallel_size: {size} needs GPUs; SGLang runs on a CPU with 1 only, set it to 1"
 
 
+def torch_engine_overrides(config: RunConfig) -> list[str]:
+    """What makes a run of SGLang's engines one of the Torch engine; empty where it cannot be one, or is."""
+    rollout, placement = config.rollout, {str(role): pool for role, pool in config.resources.placement.items()}
+    apart = "rollout" in placement and placement["rollout"] != placement.get("actor")
+    if rollout.engine == "torch" or apart:
+        return []
+    overrides = ["rollout.engine=torch"]
+    if rollout.engine_arguments:
+        overrides.append("rollout.engine_arguments={}")
+    if rollout.tensor_parallel_size > 1:
+        overrides.append("rollout.tensor_parallel_size=1")
+    return overrides
+
+
 def effect_warnings(config: RunConfig) -> Iterator[str]:
     """Settings that do nothing where the run is, or with its engine."""
     if is_on_cpu(config):
