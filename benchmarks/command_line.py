@@ -135,6 +135,12 @@ def check_package(name: str, *, otherwise: str = "") -> None:
         raise UserError(f"{name} is not installed; install it: pip install {name}{otherwise and f', or {otherwise}'}")
 
 
+def check_folder(path: str | None, option: str) -> None:
+    """Raises UserError where there is no such folder; None: the system's own."""
+    if path is not None and not Path(path).is_dir():
+        raise UserError(f"{option} {path}: there is no such folder; make it, or name another")
+
+
 def check_writable(path: str | None, option: str) -> None:
     """Raises UserError where a file cannot be written there: it would be known only after the measurement."""
     if path is None:

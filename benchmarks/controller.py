@@ -27,6 +27,7 @@ from benchmarks.broadcasts import cluster, measure_broadcasts
 from benchmarks.command_line import (
     Parser,
     add_output,
+    check_folder,
     check_package,
     check_writable,
     mistakes_in_a_line,
@@ -34,7 +35,6 @@ from benchmarks.command_line import (
     whole,
 )
 from benchmarks.sleeping_models import SleepingRank
-from configs.errors import UserError
 from configs.schema import RunConfig
 from flows.execution import RunExecution
 from flows.prefect_client import client_settings
@@ -182,8 +182,7 @@ def iterations(text: str) -> int:
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would be noticed in the end, or in the middle."""
     check_writable(options.output, "--output")
-    if options.scratch is not None and not Path(options.scratch).is_dir():
-        raise UserError(f"--scratch {options.scratch}: there is no such folder; make it, or name another")
+    check_folder(options.scratch, "--scratch")
     if options.broadcast and not options.no_ray:
         check_package("ray", otherwise="leave its side out: --no-ray")
 

@@ -29,8 +29,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 import storage.arrays
 import storage.iteration_group
-from benchmarks.command_line import Parser, add_output, check_writable, mistakes_in_a_line, positive
-from configs.errors import UserError
+from benchmarks.command_line import Parser, add_output, check_folder, check_writable, mistakes_in_a_line, positive
 from pipeline.rollouts import TOKEN_COLUMNS, Array, Rollouts, offsets_of
 from storage.atomic import fsync_path
 from storage.rollout_store import RolloutStore
@@ -214,8 +213,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     check_writable(options.output, "--output")
-    if options.folder is not None and not options.folder.is_dir():
-        raise UserError(f"--folder {options.folder}: there is no such folder; make it, or name another")
+    check_folder(options.folder, "--folder")
 
 
 def run(options: argparse.Namespace) -> None:

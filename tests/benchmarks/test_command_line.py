@@ -13,13 +13,30 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import controller, iteration, laptop, learning, reshard, rollout_store, update
+from benchmarks import (
+    bandit,
+    controller,
+    iteration,
+    laptop,
+    learning,
+    offline,
+    placements,
+    presets,
+    recovery,
+    reshard,
+    rollout_store,
+    update,
+)
 from benchmarks.child_runs import ChildRuns, signals_afterwards
 from benchmarks.iteration_options import parse
 from configs import machine_checks
 
 ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.main, update.main
 STORE, LAPTOP, CONTROLLER = rollout_store.main, laptop.main, controller.main
+ALL = (
+    bandit, controller, iteration, laptop, learning, offline, placements, presets, recovery, reshard, rollout_store,
+    update,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -57,6 +74,11 @@ STORE, LAPTOP, CONTROLLER = rollout_store.main, laptop.main, controller.main
         (CONTROLLER, "--iterations 1", "--iterations: 1 has none before it to measure from; 2 or more, or 0"),
         (CONTROLLER, "--no-ray --scratch nowhere", "--scratch nowhere: there is no such folder"),
         (CONTROLLER, "--no-ray --output nowhere/controller.json", "there is no folder nowhere"),
+        (offline.main, "--samples 4", "--samples: '4' is not a whole number from 32 on"),
+        (offline.main, "--folder nowhere", "--folder nowhere: there is no such folder"),
+        (presets.main, "remaxx", "PRESET: 'remaxx' is none; did you mean remax?"),
+        (bandit.main, "remaxx", "ALGORITHM: 'remaxx' is none; did you mean remax?"),
+        (recovery.main, "--page nowhere.md", "--page nowhere.md: there is no such file; name docs/results.md"),
         (LAPTOP, "--rounds 0", "--rounds: '0' is not a whole number from 1 on"),
         (ITERATION, "--output .", "--output .: cannot be written"),
     ],
@@ -119,10 +141,25 @@ def test_more_gpus_than_there_are_is_said_with_their_number(
     assert "--ranks 4: 4 GPUs are wanted and this machine has 2" in capsys.readouterr().err
 
 
+def test_a_place_for_the_numbers_that_is_none_is_said_before_they_are_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needed = {"learning": ["smollm2_grpo"], "iteration": ["--engine", "torch"], "controller": ["--no-ray"]}
+    for benchmark in ALL:
+        typed = needed.get(benchmark.__name__.rpartition(".")[2], [])
+        with pytest.raises(SystemExit) as ended:
+            benchmark.main([*typed, "--output", "nowhere/numbers.json"])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and "there is no folder nowhere" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("main", "number"),
-    [(ITERATION, 18), (RESHARD, 12), (UPDATE, 12), (STORE, 5), (CONTROLLER, 9), (LAPTOP, 2)],
-)
+    [
+        (ITERATION, 18), (RESHARD, 12), (UPDATE, 12), (STORE, 5), (CONTROLLER, 9), (LAPTOP, 2), (offline.main, 7),
+        (presets.main, 1), (placements.main, 1), (recovery.main, 4), (bandit.main, 3),
+    ],
+)  # fmt: skip
 def test_every_option_has_a_meaning_and_a_default(
     main: Callable[[list[str]], None], number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
