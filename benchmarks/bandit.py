@@ -25,7 +25,8 @@ import yaml
 
 from benchmarks.bandit_task import LENGTH, best_return, write_task
 from benchmarks.child_runs import ChildRuns
-from benchmarks.command_line import mistakes_in_a_line
+from benchmarks.command_line import Parser, add_output, check_writable, mistakes_in_a_line, whole
+from configs.errors import shown, suggestion
 from configs.schema import RunConfig
 
 PROGRAM = "python -m benchmarks.bandit"
@@ -172,21 +173,34 @@ def line_of(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithms", nargs="*", default=list(FAMILY_OF), metavar="ALGORITHM")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--flow", action="store_true")
-    parser.add_argument("--output", default=None)
-    args = parser.parse_args(arguments)
-    print("algorithm              seed  first  final  best   below best  5 %  iterations  s")
+    args = parse(arguments)
     results = []
     with mistakes_in_a_line(PROGRAM):
+        check_writable(args.output, "--output")
+        print("algorithm              seed  first  final  best   below best  5 %  iterations  s")
         for algorithm in args.algorithms or FAMILY_OF:
             for seed in args.seeds:
                 results.append((learn_in_flow if args.flow else learn)(algorithm, seed))
                 print(line_of(results[-1]), flush=True)
                 if args.output:
                     Path(args.output).write_text(json.dumps({"flow": args.flow, "runs": results}, indent=1))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("algorithms", nargs="*", type=algorithm_name, metavar="ALGORITHM", help="by name (default: all)")
+    add("--seeds", type=whole, nargs="+", default=[0, 1, 2], help="one run each (default: 0 1 2)")
+    add("--flow", action="store_true", help="each by hybridflow run (default: in this process)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def algorithm_name(name: str) -> str:
+    """One that is measured, for argparse."""
+    if name not in FAMILY_OF:
+        raise argparse.ArgumentTypeError(f"{shown(name)} is none; {suggestion(name, FAMILY_OF, noun='algorithm')}")
+    return name
 
 
 if __name__ == "__main__":

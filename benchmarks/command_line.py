@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -123,6 +124,21 @@ def check_gpus(wanted: int, *, option: str, remedy: str) -> None:
         raise UserError(f"{option}: {reason}; {remedy}")
     if there is not None and wanted > there:
         raise UserError(f"{option}: {wanted} GPUs are wanted and this machine has {there}; lower it, or {remedy}")
+
+
+def check_package(name: str, *, otherwise: str = "") -> None:
+    """Raises UserError where it is not installed: halfway through it would cost what was measured by then.
+
+    otherwise: what can be done without it.
+    """
+    if find_spec(name) is None:
+        raise UserError(f"{name} is not installed; install it: pip install {name}{otherwise and f', or {otherwise}'}")
+
+
+def check_folder(path: str | None, option: str) -> None:
+    """Raises UserError where there is no such folder; None: the system's own."""
+    if path is not None and not Path(path).is_dir():
+        raise UserError(f"{option} {path}: there is no such folder; make it, or name another")
 
 
 def check_writable(path: str | None, option: str) -> None:

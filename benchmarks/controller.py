@@ -16,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,16 @@ from typing import Any
 from distributed import Client
 
 from benchmarks.broadcasts import cluster, measure_broadcasts
+from benchmarks.command_line import (
+    Parser,
+    add_output,
+    check_folder,
+    check_package,
+    check_writable,
+    mistakes_in_a_line,
+    positive,
+    whole,
+)
 from benchmarks.sleeping_models import SleepingRank
 from configs.schema import RunConfig
 from flows.execution import RunExecution
@@ -32,6 +42,7 @@ from flows.prefect_server import LocalPrefectServer
 from flows.signals import StopRequest
 from storage.run_directory import RunDirectory
 
+PROGRAM = "python -m benchmarks.controller"
 STAGES_ON_CRITICAL_PATH = 4
 POOLS = {
     "4 pools of 2": {
@@ -138,26 +149,53 @@ async def measure_placements(args: argparse.Namespace) -> dict[str, Any]:
     return placements
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=6, help="0: broadcasts only")
-    parser.add_argument("--sleep", type=float, default=1.0, help="seconds of every stage")
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--broadcast", type=int, nargs="*", default=[2, 8, 32])
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--no-ray", action="store_true")
-    parser.add_argument("--scratch", default=None, help="folder for the run (a disk, not memory)")
-    parser.add_argument("--output", default=None)
-    args = parser.parse_args()
-    report: dict[str, Any] = {"samples": args.samples, "tokens": args.tokens, "sleep_s": args.sleep}
-    report["placements"] = asyncio.run(measure_placements(args)) if args.iterations else {}
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check(options)
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--iterations", type=iterations, default=6, help="2 or more, or 0: broadcasts only (default: %(default)s)")
+    add("--sleep", type=float, default=1.0, help="seconds of every stage (default: %(default)s)")
+    add("--samples", type=positive, default=1024, help="rows of the batch (default: %(default)s)")
+    add("--tokens", type=positive, default=1024, help="of each sample (default: %(default)s)")
+    add("--broadcast", type=positive, nargs="*", default=[2, 8, 32], help="numbers of actors (default: %(default)s)")
+    add("--repeats", type=positive, default=30, help="broadcasts of each kind (default: %(default)s)")
+    add("--no-ray", action="store_true", help="leaves Ray's side of the broadcasts out (default: not)")
+    add("--scratch", help="folder for the run, on a disk (default: the system's temporary folder)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def iterations(text: str) -> int:
+    """One's time is that from the end of the one before."""
+    number = whole(text)
+    if number == 1:
+        raise argparse.ArgumentTypeError("1 has none before it to measure from; 2 or more, or 0")
+    return number
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would be noticed in the end, or in the middle."""
+    check_writable(options.output, "--output")
+    check_folder(options.scratch, "--scratch")
+    if options.broadcast and not options.no_ray:
+        check_package("ray", otherwise="leave its side out: --no-ray")
+
+
+def run(options: argparse.Namespace) -> None:
+    report: dict[str, Any] = {"samples": options.samples, "tokens": options.tokens, "sleep_s": options.sleep}
+    report["placements"] = asyncio.run(measure_placements(options)) if options.iterations else {}
     report["broadcast"] = []
-    for row in measure_broadcasts(args.broadcast, args.repeats, with_ray=not args.no_ray):
+    for row in measure_broadcasts(options.broadcast, options.repeats, with_ray=not options.no_ray):
         report["broadcast"].append(row)
         print("broadcast", {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1))
+    if options.output:
+        Path(options.output).write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -24,12 +24,22 @@ import platform
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import (
+    Parser,
+    add_output,
+    check_package,
+    check_writable,
+    mistakes_in_a_line,
+    positive,
+)
 from configs.schema import RunConfig
 
+PROGRAM = "python -m benchmarks.laptop"
 NUM_THREADS = 2
 TOLERANCE = 1e-4
 GOAL = 0.6
@@ -152,17 +162,38 @@ def print_table(result: dict[str, Any]) -> None:
     print(f"gradients on TRL's rollouts differ by {result['gradient_difference']:.1e} (at most {TOLERANCE:g})")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check(options)
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--rounds", type=positive, default=3, help="measured rounds, after one that warms up (default: %(default)s)"
+    )
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what is not installed."""
+    from flows import preflight
+
+    check_package("trl")
+    preflight.check(configuration(options.rounds + 1))
+    check_writable(options.output, "--output")
+
+
+def run(options: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = str(NUM_THREADS)  # before torch is imported; a rank reads it too
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     result = summary(measure(configuration(options.rounds + 1), options.rounds))
     print_table(result)
     if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n")
+        Path(options.output).write_text(json.dumps(result, indent=2) + "\n")
     if not result["gradient_difference"] <= TOLERANCE:
         sys.exit(f"gradients differ by {result['gradient_difference']:.1e}, more than {TOLERANCE:g}")
 

@@ -21,12 +21,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command_line import (
+    Parser,
+    add_output,
+    check_folder,
+    check_writable,
+    mistakes_in_a_line,
+    positive,
+    whole,
+)
 from configs.schema import RunConfig
 from pipeline.rollouts import TOKEN_COLUMNS, Array, Rollouts, offsets_of
 from storage.iteration_group import load_group, save_group
@@ -34,6 +45,7 @@ from storage.metrics import MetricsLog
 from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 
+PROGRAM = "python -m benchmarks.offline"
 PROMPT_TOKENS = 16
 DISTINCT = 20
 WORDS = np.array(["the", "of", "a", "to", "and", "in", "is", "it", "you", "that", "he", "was", "for", "on", "are"])
@@ -211,16 +223,28 @@ def print_table(document: dict[str, Any]) -> None:
         print(f"{name:36}{size[f'{name}_bytes'] / 1e9:8.2f} GB")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--commands", nargs="*", default=[], help="only these, by the table's names: ls report")
-    parser.add_argument("--jsonl", type=int, default=10, help="iterations written as JSON lines; 0: sizes are left out")
-    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_writable(options.output, "--output")
+        check_folder(options.folder, "--folder")
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--iterations", type=positive, default=1000, help="of the run that is made (default: %(default)s)")
+    add("--samples", type=partial(whole, least=32), default=1024, help="of an iteration (default: %(default)s)")
+    add("--rounds", type=positive, default=3, help="of which the medians are shown (default: %(default)s)")
+    add("--commands", nargs="*", default=[], help="only these, by the table's names: ls report (default: all)")
+    add("--jsonl", type=whole, default=10, help="iterations written as JSON lines; 0: no sizes (default: %(default)s)")
+    add("--folder", help="where to write (default: the system's temporary folder)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
     options.jsonl = min(options.jsonl, options.iterations)
     scratch = Path(tempfile.mkdtemp(dir=options.folder))
     try:
@@ -229,7 +253,7 @@ def main() -> None:
         shutil.rmtree(scratch)
     print_table(document)
     if options.output:
-        options.output.write_text(json.dumps(document, indent=2) + "\n")
+        Path(options.output).write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

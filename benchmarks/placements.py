@@ -15,13 +15,14 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.command_line import Parser, add_output, check_writable, mistakes_in_a_line
 from configs.schema import RunConfig
 from flows.quickstart_task import write_task
 from flows.run import session
@@ -29,6 +30,7 @@ from storage.checkpoints import CheckpointStore
 from storage.run_directory import RunDirectory
 from workers.checkpoint_io import export_checkpoint
 
+PROGRAM = "python -m benchmarks.placements"
 ROLES = ("actor", "critic", "reference", "reward")
 MODEL = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -96,10 +98,16 @@ async def run_all(folder: Path, data: Path) -> list[tuple[Partition, Path]]:
     return done
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", default=None)
-    args = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add_output(parser)
+    options = parser.parse_args(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_writable(options.output, "--output")
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -116,8 +124,8 @@ def main() -> None:
             rows.append({"placement": " | ".join("+".join(block) for block in partition), "difference": worst})
             print(f"{worst:.2e}  {rows[-1]['placement']}", flush=True)
     print(f"{len(rows)} placements, largest difference {max(row['difference'] for row in rows):.2e}")
-    if args.output:
-        Path(args.output).write_text(json.dumps(rows, indent=1))
+    if options.output:
+        Path(options.output).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import Parser, add_output, check_writable, mistakes_in_a_line
+from configs.errors import shown, suggestion
 from configs.loader import load_config, presets
 from configs.model_files import SMOLLM2_FOLDER
 from configs.schema import RunConfig
@@ -30,6 +32,7 @@ from storage.rollout_store import RolloutStore
 from storage.run_directory import RunDirectory
 from tests.models import tiny_model_dir
 
+PROGRAM = "python -m benchmarks.presets"
 NUM_ITERATIONS = 2
 SMALL = (
     f"training.num_iterations={NUM_ITERATIONS}",
@@ -117,20 +120,37 @@ def line_of(result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", metavar="PRESET")
-    parser.add_argument("--output", default=None)
-    args = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_writable(options.output, "--output")
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="*", type=preset, metavar="PRESET", help="by name (default: all)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def preset(name: str) -> str:
+    """One that stands alone, for argparse."""
+    if name not in shipped():
+        raise argparse.ArgumentTypeError(f"{shown(name)} is none; {suggestion(name, shipped(), noun='preset')}")
+    return name
+
+
+def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["HYBRIDFLOW_CACHE"] = str(folder / "cache")
         shutil.copytree(tiny_model_dir(folder, "llama"), folder / "cache" / SMOLLM2_FOLDER)
         print("| preset | algorithm | status, iterations | stages | updates, largest gradient | s |")
         print("|---|---|---|---|---|---|")
-        results = asyncio.run(train_all(args.presets or shipped(), folder))
-    if args.output:
-        Path(args.output).write_text(json.dumps({"runs": results}, indent=1))
+        results = asyncio.run(train_all(options.presets or shipped(), folder))
+    if options.output:
+        Path(options.output).write_text(json.dumps({"runs": results}, indent=1))
 
 
 if __name__ == "__main__":

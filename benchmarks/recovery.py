@@ -20,11 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import Parser, add_output, check_writable, mistakes_in_a_line
 from benchmarks.page import machine, write_into
+from configs.errors import UserError
 from flows.prefect_server import LocalPrefectServer, client_settings
 from tests.faults.cases import CALL_TIMEOUT_S, CASES, STAGES, Case
 from tests.faults.strike import Struck, strike_all
 
+PROGRAM = "python -m benchmarks.recovery"
 GOALS_S: Mapping[str, float] = {
     "kill": 12.0,
     "hang": CALL_TIMEOUT_S + 12.0,
@@ -122,13 +125,26 @@ def measure(cases: Sequence[Case]) -> tuple[list[dict[str, Any]], dict[str, Base
     return rows, failed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", nargs="*", default=list(GOALS_S), choices=list(GOALS_S))
-    parser.add_argument("--stages", nargs="*", default=list(STAGES), choices=STAGES)
-    parser.add_argument("--output", default=None)
-    parser.add_argument("--page", type=Path, default=None, help="write the table into this page (docs/results.md)")
-    args = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check_writable(options.output, "--output")
+        if options.page is not None and not options.page.is_file():
+            raise UserError(f"--page {options.page}: there is no such file; name docs/results.md")
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--faults", nargs="*", default=list(GOALS_S), choices=list(GOALS_S), help="only these (default: all)")
+    add("--stages", nargs="*", default=list(STAGES), choices=STAGES, help="only in these (default: in all)")
+    add("--page", type=Path, help="writes the table into this page, docs/results.md (default: none)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def run(args: argparse.Namespace) -> None:
     started = time.perf_counter()
     rows, failed = measure([case for case in CASES if case.fault in args.faults and case.stage in args.stages])
     text = f"{table(rows)}\n\n{verdict(rows, failed, time.perf_counter() - started)}"

@@ -18,7 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 import storage.arrays
+import storage.iteration_group
+from benchmarks.command_line import Parser, add_output, check_folder, check_writable, mistakes_in_a_line, positive
 from pipeline.rollouts import TOKEN_COLUMNS, Array, Rollouts, offsets_of
 from storage.atomic import fsync_path
 from storage.rollout_store import RolloutStore
 
+PROGRAM = "python -m benchmarks.rollout_store"
 CODECS: dict[str, tuple[Any, ...]] = {
     "zstd-3": (ZstdCodec(level=3), Crc32cCodec()),
     "zstd-1": (ZstdCodec(level=1), Crc32cCodec()),
@@ -95,16 +99,26 @@ def run_savez(times: Times, folder: Path, batch: Rollouts) -> int:
 
 
 def run_codecs(times: Times, sizes: dict[str, int], folder: Path, batch: Rollouts) -> None:
-    """The same write with other codecs than the store's."""
-    ours = storage.arrays.compressors
+    """The same write and read with other codecs than the store's."""
     for name, codec in CODECS.items():
-        storage.arrays.compressors = lambda codec=codec: codec
         codec_times: Times = {}
-        sizes[f"store write+commit, {name}"] = run_store(codec_times, folder / name, batch)
+        with stored_with(codec):
+            sizes[f"store write+commit, {name}"] = run_store(codec_times, folder / name, batch)
         for step in ("write+commit", "read"):
             times.setdefault(f"store {step}, {name}", []).append(codec_times[f"store {step}"][-1])
         shutil.rmtree(folder / name)
-    storage.arrays.compressors = ours
+
+
+@contextmanager
+def stored_with(codec: tuple[Any, ...]) -> Iterator[None]:
+    """The store writes with this codec, and reads it: a store of ours takes an array in a foreign one for damaged."""
+    compressors, known = storage.arrays.compressors, storage.iteration_group.CODECS
+    storage.arrays.compressors = lambda: codec
+    storage.iteration_group.CODECS = known | {each.to_dict()["name"] for each in codec}
+    try:
+        yield
+    finally:
+        storage.arrays.compressors, storage.iteration_group.CODECS = compressors, known
 
 
 def run_round(times: Times, sizes: dict[str, int], folder: Path, batch: Rollouts, first: int) -> None:
@@ -179,14 +193,30 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=1024, help="per sample")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    with mistakes_in_a_line(PROGRAM):
+        check(options)
+        run(options)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--samples", type=positive, default=1024, help="rows of the batch (default: %(default)s)")
+    add("--tokens", type=positive, default=1024, help="of each sample (default: %(default)s)")
+    add("--rounds", type=positive, default=9, help="of which the medians are shown (default: %(default)s)")
+    add("--folder", type=Path, help="where to write (default: the system's temporary folder)")
+    add_output(parser)
+    return parser.parse_args(arguments)
+
+
+def check(options: argparse.Namespace) -> None:
+    check_writable(options.output, "--output")
+    check_folder(options.folder, "--folder")
+
+
+def run(options: argparse.Namespace) -> None:
     batch = make_batch(options.samples, options.tokens)
     num_bytes = batch.offsets.nbytes + sum(column.nbytes for column in batch.token_columns.values())
     times, sizes = measure(batch, options.rounds, options.folder)
@@ -195,7 +225,7 @@ def main() -> None:
     if options.output:
         setting = {"samples": options.samples, "tokens": options.tokens, "rounds": options.rounds, "bytes": num_bytes}
         document = {"setting": setting, "machine": describe_machine(), "rows": rows}
-        options.output.write_text(json.dumps(document, indent=2) + "\n")
+        Path(options.output).write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import gc
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,16 @@ def check(options: argparse.Namespace) -> None:
     geometry_of(options)
     if options.profile and not torch.cuda.is_available():
         raise UserError("--profile: it shows where a GPU's time goes, and torch sees none here; leave it out")
+    if not measurable(options.variants):
+        raise UserError(
+            f"--variants {' '.join(options.variants)}: layers are compiled on a GPU only, and torch sees none here; "
+            "name eager ones"
+        )
+
+
+def measurable(variants: Sequence[str]) -> list[str]:
+    """Those that are not another one here: without a GPU a model is built without compiled layers."""
+    return [name for name in variants if torch.cuda.is_available() or not VARIANTS[name].get("compile")]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -65,8 +76,11 @@ def run(options: argparse.Namespace) -> None:
     print(f"{title_of(options)} on 1 x {card}, {versions('torch')}")
     print(f"micro-batches of {options.micro_batch_tokens} tokens, head in chunks of {options.chunk_tokens}")
     print("variant                      update s     MFU   log-probs s     MFU   peak GiB")
-    rows = []
+    rows, variants = [], measurable(options.variants)
     for name in options.variants:
+        if name not in variants:
+            print(f"{PROGRAM}: {name}: left out, since layers are compiled on a GPU only", file=sys.stderr)
+    for name in variants:
         rows.append(measure(name, options))
         gc.collect()  # FSDP's modules are cycles
         if cuda:

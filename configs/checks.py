@@ -16,7 +16,7 @@ from configs.cluster_checks import cluster_problems
 from configs.data_files import Kind, batch_warnings, data_problems
 from configs.data_sources import source_problems
 from configs.deployment_checks import checkpoint_problems, deployment_problems
-from configs.engine_checks import engine_argument_problems
+from configs.engine_checks import effect_warnings, engine_argument_problems, tensor_parallel_problems
 from configs.errors import refuse, shown, suggestion
 from configs.evaluation import (
     evaluation_problems,
@@ -102,6 +102,7 @@ def config_problems(config: RunConfig, *, beside: Path | None = None, trains: bo
 def config_warnings(config: RunConfig) -> Iterator[str]:
     """What may work, but hardly as it was meant, one line each."""
     yield from machine_warnings(config)
+    yield from effect_warnings(config)
     yield from batch_warnings(config.data)
     yield from hub_warnings(config)
     yield from _micro_batch_warnings(config)
@@ -360,6 +361,7 @@ CHECKS: tuple[Check, ...] = (
     _resources,
     _engines_apart,
     pool_problems,
+    tensor_parallel_problems,
     evaluation_problems,
     checkpoint_problems,
     deployment_problems,

@@ -15,7 +15,6 @@ from configs.errors import UserError
 from configs.overrides import shown_override
 from configs.schema import RunConfig
 from flows.execution import RunExecution
-from flows.hints import typed_command
 from flows.live_view import LiveView
 from flows.logs import IN_FILE_ONLY, controller_log, without_dask_chatter
 from flows.prefect_client import client_settings, configured_api_url
@@ -24,6 +23,7 @@ from flows.preflight import check
 from flows.resume_config import config_to_resume
 from flows.signals import StopRequest
 from flows.starting_point import create_run
+from flows.ways_on import ways_on
 from pipeline.placement import pool_sizes
 from storage.checkpoints import CheckpointStore
 from storage.evaluation_results import evaluations_of, first_and_last
@@ -107,9 +107,8 @@ class Session:
                 logger.exception("the run failed: %s\n%s", error, details, extra=IN_FILE_ONLY)
                 directory.check_there()  # else whatever failed has failed for that
                 if not (is_new and _leaves_nothing(error, directory)):
-                    if str(directory.path) not in str(error):
-                        error.add_note(f"go on with: {typed_command()} resume {directory.path}")
-                    error.add_note(f"log: {log}")
+                    for way in (*ways_on(error, config, directory.path), f"log: {log}"):
+                        error.add_note(way)
                 raise
             finally:
                 self.stop.note = note

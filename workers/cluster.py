@@ -30,8 +30,8 @@ def local_settings(threads_per_rank: int, *, device: str) -> dict[str, object]:
         # a fork server has the environment of its start
         "distributed.nanny.environ": variables | dict(os.environ),
         "distributed.nanny.pre-spawn-environ": variables,
-        # see workers.preload
-        "distributed.worker.preload": ["workers.preload"],
+        # see there
+        "distributed.worker.preload": ["workers.preload", "workers.quiet_end"],
         # a worker that starts again is slow to import torch, not lost: the cluster must not close its nanny
         "distributed.deploy.lost-worker-timeout": "1 hour",
         "distributed.admin.tick.limit": "30s",

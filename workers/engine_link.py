@@ -103,6 +103,11 @@ class EngineLink:
         engine does not start, ValueError when the weights do not fit or, under `rollout.verify_weights`, are not bit
         for bit the actor's.
         """
+        if self._has_ended():
+            logger.warning("sglang engine: its processes have ended since its last call; starting it again")
+        return self._sync(waking=waking)
+
+    def _sync(self, *, waking: bool = False) -> dict[str, float]:
         self._wanted = self._largest(-1 if self._actor is None else self._actor.version)
         if waking and isinstance(self.engine, SglangEngine):
             self.engine.start_waking()
@@ -135,7 +140,7 @@ class EngineLink:
                 raise error or EngineError("the rollout engine of another rank failed; its log says why")
             if error is not None:
                 logger.warning("%s; starting it again with version %d", error, self._wanted)
-            self.sync()
+            self._sync()
         assert results is not None
         return results
 
@@ -222,7 +227,13 @@ class EngineLink:
                 num_sources=self._num_sources,
                 engines=memory.everyone,
             )
+            logger.info("new weights reach the engines %s", self._way())
         return self._transition
+
+    def _way(self) -> str:
+        if self.writes_directly:
+            return "directly: each rank writes into all of them"
+        return "by collectives" if self._group.size > 1 else "from this rank alone"
 
     def _of_each_rank(self, mine: tuple[Exported, ...]) -> list[Exported | None]:
         """The slice of an engine that spans each rank of the group; None: it only trains (collective).
@@ -233,6 +244,11 @@ class EngineLink:
         places = range(self._group.size - self._first)
         slices = [owned[self._first + place % self.num_engines][place // self.num_engines] for place in places]
         return [*[None] * self._first, *slices]
+
+    def _has_ended(self) -> bool:
+        """Whether this rank's engine has been written into and runs no more."""
+        engine = self.engine
+        return isinstance(engine, SglangEngine) and self._process is not None and engine.launcher_pid is None
 
     def _is_written(self, engine: SglangEngine | None) -> bool:
         """Whether this rank's engine, if it has one, runs in the process whose memory the transition writes into."""

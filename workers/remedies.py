@@ -41,7 +41,7 @@ REMEDIES: Mapping[ErrorClass, Remedy] = {
     "start": Remedy(
         meaning="a rollout engine cannot start: a module, a file or an argument of it is wrong",
         retry=False,
-        advice="mend what the line names, or use rollout.engine: torch; then resume",
+        advice="mend what the line names; then resume",
     ),
     "user": Remedy(meaning="configuration or data", retry=False, advice="mend what the line names; then resume"),
     "memory": Remedy(

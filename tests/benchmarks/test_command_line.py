@@ -13,12 +13,30 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import iteration, learning, reshard, update
+from benchmarks import (
+    bandit,
+    controller,
+    iteration,
+    laptop,
+    learning,
+    offline,
+    placements,
+    presets,
+    recovery,
+    reshard,
+    rollout_store,
+    update,
+)
 from benchmarks.child_runs import ChildRuns, signals_afterwards
 from benchmarks.iteration_options import parse
 from configs import machine_checks
 
 ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.main, update.main
+STORE, LAPTOP, CONTROLLER = rollout_store.main, laptop.main, controller.main
+ALL = (
+    bandit, controller, iteration, laptop, learning, offline, placements, presets, recovery, reshard, rollout_store,
+    update,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -48,8 +66,20 @@ ITERATION, LEARNING, RESHARD, UPDATE = iteration.main, learning.main, reshard.ma
         (ITERATION, "--engine torch --layers 3", "--layers 3: --shape tiny has 2; lower it"),
         (UPDATE, "--layers 3", "--layers 3: --shape tiny has 2; lower it"),
         (UPDATE, "--output nowhere/update.json", "there is no folder nowhere"),
+        (UPDATE, "--variants compiled", "--variants compiled: layers are compiled on a GPU only, and torch sees none"),
         (LEARNING, "smollm2_grpo --gpus 3", "--gpus 3: this machine has no GPU"),
         (LEARNING, "smollm2_grpo --set kl.coeff=1", "--set kl.coeff=1: kl.coeff: unknown key"),
+        (STORE, "--rounds 0", "--rounds: '0' is not a whole number from 1 on"),
+        (STORE, "--folder nowhere", "--folder nowhere: there is no such folder; make it, or name another"),
+        (CONTROLLER, "--iterations 1", "--iterations: 1 has none before it to measure from; 2 or more, or 0"),
+        (CONTROLLER, "--no-ray --scratch nowhere", "--scratch nowhere: there is no such folder"),
+        (CONTROLLER, "--no-ray --output nowhere/controller.json", "there is no folder nowhere"),
+        (offline.main, "--samples 4", "--samples: '4' is not a whole number from 32 on"),
+        (offline.main, "--folder nowhere", "--folder nowhere: there is no such folder"),
+        (presets.main, "remaxx", "PRESET: 'remaxx' is none; did you mean remax?"),
+        (bandit.main, "remaxx", "ALGORITHM: 'remaxx' is none; did you mean remax?"),
+        (recovery.main, "--page nowhere.md", "--page nowhere.md: there is no such file; name docs/results.md"),
+        (LAPTOP, "--rounds 0", "--rounds: '0' is not a whole number from 1 on"),
         (ITERATION, "--output .", "--output .: cannot be written"),
     ],
 )
@@ -68,6 +98,39 @@ def test_a_mistake_is_one_line_that_names_the_option_and_exit_code_2(
     assert error.count("\n") == 1 and "iteration.yaml" not in error
 
 
+@pytest.mark.parametrize(
+    ("main", "package", "remedy"),
+    [
+        (CONTROLLER, "ray", "install it: pip install ray, or leave its side out: --no-ray"),
+        (LAPTOP, "trl", "install it: pip install trl"),
+        (LAPTOP, "reasoning_gym", "pip install 'hybridflow[reasoning]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_said_before_anything_is_measured(
+    main: Callable[[list[str]], None],
+    package: str,
+    remedy: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and package in error and remedy in error
+
+
+def test_a_variant_that_would_be_another_one_on_a_cpu_is_left_out_and_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    typed = "--prompts 1 --samples 2 --prompt-tokens 4 --new-tokens 4 --repetitions 1 --variants compiled eager"
+    update.main(typed.split())
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines()[3:]] == ["eager"]
+    assert printed.err == f"{update.PROGRAM}: compiled: left out, since layers are compiled on a GPU only\n"
+
+
 def test_more_gpus_than_there_are_is_said_with_their_number(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +141,25 @@ def test_more_gpus_than_there_are_is_said_with_their_number(
     assert "--ranks 4: 4 GPUs are wanted and this machine has 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("main", "number"), [(ITERATION, 18), (RESHARD, 12), (UPDATE, 12)])
+def test_a_place_for_the_numbers_that_is_none_is_said_before_they_are_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needed = {"learning": ["smollm2_grpo"], "iteration": ["--engine", "torch"], "controller": ["--no-ray"]}
+    for benchmark in ALL:
+        typed = needed.get(benchmark.__name__.rpartition(".")[2], [])
+        with pytest.raises(SystemExit) as ended:
+            benchmark.main([*typed, "--output", "nowhere/numbers.json"])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and "there is no folder nowhere" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "number"),
+    [
+        (ITERATION, 18), (RESHARD, 12), (UPDATE, 12), (STORE, 5), (CONTROLLER, 9), (LAPTOP, 2), (offline.main, 7),
+        (presets.main, 1), (placements.main, 1), (recovery.main, 4), (bandit.main, 3),
+    ],
+)  # fmt: skip
 def test_every_option_has_a_meaning_and_a_default(
     main: Callable[[list[str]], None], number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str, Any]:
-    """Update, generate, also from sleep; then the first rank's engine is killed, and both generate again."""
+    """Update, generate, also from sleep; then the first rank's engine is killed, and both generate again.
+
+    Last, it is killed between two calls.
+    """
+    logging.basicConfig(filename=f"{folder}/rank-{rank}.log", level=logging.INFO, force=True)
     config = config_of(model)
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     actor = RoleModel.build("actor", config, mesh, torch.device("cpu"))
@@ -62,8 +68,14 @@ def use_engines(rank: int, world_size: int, model: str, folder: str) -> dict[str
             os.kill(pid, signal.SIGKILL)
         again = greedy(link, rank)
         nothing = link.sync()
+        if rank == 0 and (pid := link.engine.launcher_pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+            while link.engine.launcher_pid is not None:
+                time.sleep(0.01)
+        link.sync()
         return {
             "before": before, "after": after, "awake": awake, "again": again,
+            "log": Path(f"{folder}/rank-{rank}.log").read_text(),
             "transition": transition, "nothing": nothing, "direct": link.writes_directly,
             "first_weights": first_weights, "weights": actor.full_state(),
         }  # fmt: skip
@@ -171,6 +183,17 @@ def test_the_update_changed_what_is_said(ranks: list[dict[str, Any]]) -> None:
 def test_a_killed_engine_comes_back_with_the_current_weights(ranks: list[dict[str, Any]]) -> None:
     for result in ranks:
         assert result["again"] == result["awake"]
+
+
+def test_the_log_says_once_a_transition_how_weights_travel_and_that_an_engine_was_started_again(
+    ranks: list[dict[str, Any]],
+) -> None:
+    first, second = (result["log"] for result in ranks)
+    for log in (first, second):  # the engines' start, and two deaths of the first
+        assert log.count("INFO:workers.engine_link:new weights reach the engines directly") == 3
+    again = "WARNING:workers.engine_link:sglang engine: "
+    assert first.count("its processes have ended since its last call; starting it again") == 1
+    assert first.count(again) == 2 and again not in second
 
 
 def test_a_transition_is_measured_and_happens_once_per_version(ranks: list[dict[str, Any]]) -> None:

@@ -66,7 +66,8 @@ def check_engine(config: RunConfig) -> None:
     if config.rollout.engine == "sglang":
         reason = sglang_unavailable_reason()
         if reason is not None:
-            raise UserError(f"rollout.engine: sglang cannot be used: {reason}; use rollout.engine: torch")
+            without = " without rollout.engine_arguments" if config.rollout.engine_arguments else ""
+            raise UserError(f"rollout.engine: sglang cannot be used: {reason}; use rollout.engine: torch{without}")
 
 
 def _release(text: str) -> tuple[int, ...]:
