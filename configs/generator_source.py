@@ -13,11 +13,16 @@ from configs.python_source import parsed
 NAME = re.compile(r"^DATASET_NAME *= *[\"'](\w+)[\"']|register_dataset\(\s*[\"'](\w+)[\"']", re.M)
 
 
-@cache
 def generators() -> dict[str, Path]:
     """Generator to the file that registers it; empty: not installed, or it looks otherwise than expected."""
     spec = importlib.util.find_spec("reasoning_gym")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = tuple(spec.submodule_search_locations or ()) if spec is not None else ()
+    return registered_in(folders)
+
+
+@cache
+def registered_in(folders: tuple[str, ...]) -> dict[str, Path]:
+    """As `generators`, of a package in these folders."""
     found: dict[str, Path] = {}
     for file in (path for folder in folders for path in sorted(Path(folder).rglob("*.py"))):
         text = file.read_text(encoding="utf-8", errors="replace")
