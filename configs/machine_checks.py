@@ -29,7 +29,7 @@ RANK_GIB = 0.3
 
 
 def machine_problems(config: RunConfig) -> Iterator[str]:
-    """Devices that are not here, and more ranks than the machine can hold."""
+    """Devices that are not here, more ranks than the machine can hold, and a folder in which no socket has room."""
     if config.cluster.scheduler is not None:
         return  # the workers are elsewhere
     temporary = tempfile.gettempdir()

@@ -37,7 +37,7 @@ PERMANENT = (
     r"\b(ModuleNotFound|Import|Syntax|Name|Attribute|Type|Value|Key|Assertion|NotImplemented|FileNotFound|Permission)"
     r"Error: |is longer than \d+ characters"
 )
-"""What says that a program, its files, its arguments are wrong, or a socket's path, which no further start mends."""
+"""What says that a program, its files, its arguments or a socket's path are wrong, which no further start mends."""
 PASSING = r"[Mm]emory|not done within|no sign of life"
 """Unless it is memory, which others may give back, or a deadline, of which the log's last exception says nothing."""
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
